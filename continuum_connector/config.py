@@ -151,7 +151,7 @@ KNOBS: dict[str, str] = {
     "checksum_every": "every n-th stored block gets a checksum, compared when the block is loaded; "
     "a block that differs is computed again; 0: none, 1: all",
     "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
-    "max_programs": "programs remembered; the least recently seen is forgotten first",
+    "max_programs": "programs remembered; those that never came back are forgotten first",
     "trace_path": "file that gets one JSON line per decision and outcome; empty: no trace",
     "trace_bytes": "size at which the trace moves to trace_path.1 and begins anew, at least 1 MiB; "
     "0: it grows without end",

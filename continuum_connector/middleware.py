@@ -58,9 +58,7 @@ class ProgramMiddleware:
     def __init__(self, app: App) -> None:
         self.app = app
         self._count = unread_bodies()
-        self._own: tuple[str, ...] | None = (
-            None  # None until a request shows the config
-        )
+        self._own: tuple[str, ...] | None = None  # None until a request shows the config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

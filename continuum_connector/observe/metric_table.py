@@ -50,7 +50,7 @@ METRICS: tuple[Metric, ...] = (
         "cause",
         EPOCHS,
     ),
-    Metric("programs", _G, "Programs remembered; at max_programs the least recently seen go"),
+    Metric("programs", _G, "Programs remembered; at max_programs those that never came back go"),
     Metric(
         "turns",
         _C,

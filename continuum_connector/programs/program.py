@@ -22,15 +22,17 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import Struct, structs
 
+from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 
-NUM_MARKS = 8  # of a chain
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
 # sessions are done by then (P99 916 s), and learning must not wait for ever.
 OVER_S = 900.0
+MAX_LEFT = 64  # contexts of a program; a client may send one id for all it does
 
 
 class IdentitySource(enum.Enum):
@@ -77,33 +79,6 @@ class Identity(Struct, frozen=True):
     hints: Hints = Hints()
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The chain of full blocks that a turn left: its number of tokens, and a few marks (index,
-    block hash) along it. Only a few, because thousands of programs keep them."""
-
-    num_tokens: int = 0
-    marks: tuple[tuple[int, bytes], ...] = ()
-
-    @classmethod
-    def of(cls, hashes: Sequence[bytes], num_blocks: int, block_size: int) -> Kept:
-        """Mark the first `num_blocks` of `hashes`."""
-        ends = {num_blocks * i // NUM_MARKS for i in range(1, NUM_MARKS + 1)} - {0}
-        marks = tuple([(end - 1, hashes[end - 1]) for end in sorted(ends)])
-        return cls(num_blocks * block_size, marks)
-
-    def shared(self, hashes: Sequence[bytes]) -> int:
-        """How many blocks of the chain a prompt begins with. The result is up to an eighth too
-        low."""
-        found = (i + 1 for i, mark in self.marks if i < len(hashes) and hashes[i] == mark)
-        return max(found, default=0)
-
-    def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
-        """Whether a turn with those hashes continues the chain at least to its middle. Not to its
-        end, because the next prompt may repeat the answer without the thinking in it."""
-        return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
-
-
 @dataclass
 class Program:
     """One agent run.
@@ -127,6 +102,28 @@ class Program:
     parent: str | None = None
     final: bool = False
     num_active: int = 0
+    # What its turns left that none has continued yet, by when each ended. Several where it has
+    # side requests, forks, or conversations that share its name.
+    left: dict[float, Kept] = field(default_factory=dict)
+
+    @property
+    def is_named(self) -> bool:
+        return self.source is not IdentitySource.NONE
+
+    def left_by(self, hashes: Sequence[bytes]) -> float | None:
+        """When the turn ended that a turn with those hashes continues; None if it continues none,
+        or none that is known any more."""
+        found = [(kept.continued(hashes), at) for at, kept in self.left.items()]
+        surest, at = max(found, default=(0, 0.0))
+        return at if surest else None
+
+    def leave(self, kept: Kept, since: float | None, now: float) -> None:
+        """A turn that continued what was left at `since` leaves `kept`."""
+        if since is not None:
+            self.left.pop(since, None)
+        if len(self.left) >= MAX_LEFT:
+            del self.left[next(iter(self.left))]
+        self.left[now] = self.kept = kept
 
 
 MAX_KEY_CHARS = 200
@@ -196,7 +193,9 @@ def _always(_key: str) -> bool:
 
 
 class ProgramTable:
-    """Programs by key, about `max_programs` of them; the least recently seen leave first.
+    """Programs by key, about `max_programs` of them. Those that never came back leave first,
+    unnamed ones before named ones, then the least recently seen: a flood of questions does not make
+    us forget agents.
 
     A program with a turn under way stays, and so does one for which `evictable(key)` is false, for
     instance because it has a pin. Only those can make the table exceed its bound, and it shrinks
@@ -215,6 +214,8 @@ class ProgramTable:
             lineage = LineageIndex(NUM_ENDS * max_programs)
         self._lineage = lineage
         self._programs: OrderedDict[str, Program] = OrderedDict()
+        # Those whose first turn has ended and that no other followed: unnamed, then named ones.
+        self._once: tuple[OrderedDict[str, None], ...] = (OrderedDict(), OrderedDict())
 
     def __len__(self) -> int:
         return len(self._programs)
@@ -253,6 +254,7 @@ class ProgramTable:
         program.num_turns += 1
         program.num_active += 1
         program.last_seen = now
+        self._once[program.is_named].pop(program.key, None)
         self._programs.move_to_end(program.key)
         self._shrink()
         return program, identity
@@ -276,6 +278,8 @@ class ProgramTable:
         stray turn leaves no trace (Turn.strays).
         """
         program.num_active -= 1
+        if program.num_turns == 1:
+            self._once[program.is_named][program.key] = None
         self._programs.move_to_end(program.key)
         if not is_stray:
             program.num_finished += 1
@@ -304,15 +308,19 @@ class ProgramTable:
         return structs.replace(shared, key=part + secrets.token_hex(_PART_BYTES))
 
     def _shrink(self) -> None:
-        """Forget the least recently seen programs until the bound holds or all are in use."""
+        """Forget programs until the bound holds, or all that were looked at are in use."""
         for _ in range(_TRIES):
             if len(self._programs) <= self._max_programs:
                 return
-            key, program = next(iter(self._programs.items()))
+            queues: tuple[OrderedDict[str, Any], ...] = (*self._once, self._programs)
+            queue = next(filter(None, queues))
+            key = next(iter(queue))
+            program = self._programs[key]
             if program.num_active or not self._evictable(key):
-                self._programs.move_to_end(key)  # a program in use counts as just seen
+                queue.move_to_end(key)  # a program in use counts as just seen
                 continue
             del self._programs[key]
+            self._once[program.is_named].pop(key, None)
             self._lineage.forget(key)
 
 
@@ -327,5 +335,6 @@ def _start_over(program: Program, now: float) -> None:
     program.arrival = now
     program.num_turns = program.num_finished = program.num_counted = 0
     program.kept = Kept()
+    program.left.clear()
     program.last_finish = program.parent = None
     program.final = False

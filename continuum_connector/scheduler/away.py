@@ -14,7 +14,7 @@ from itertools import islice
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.gaps import Gap, Gaps
-from continuum_connector.programs.program import OVER_S, Program
+from continuum_connector.programs.program import MAX_LEFT, OVER_S, Program
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.turns import Turn
 from continuum_connector.toolcalls.asked import Asked
@@ -52,59 +52,67 @@ class OpenDecision:
 
 @dataclass(eq=False)
 class Absence:
-    """A program's absence `since` its last turn ended; `num_turns` had arrived by then. `gap` is
-    set until its next turn arrives, and None too while another turn is under way. `decision` is set
-    until its next turn is admitted."""
+    """A program's absence `since` its last turn ended; `num_turns` had arrived by then. `gaps`: by
+    when a turn ended, until one continues what it left. `decision` is set until the program's next
+    turn is admitted."""
 
     program: Program
     since: float
     num_turns: int
-    gap: Gap | None = None
+    gaps: dict[float, Gap] = field(default_factory=dict)
     decision: OpenDecision | None = None
 
 
 class Away:
-    """Absences by program, at most about `max_programs`. Beyond that, the longest absence is
-    forgotten, and we see neither the end of that program nor its return. Microseconds per call."""
+    """Absences by program, at most about `max_programs`. Beyond that, the longest absence of an
+    unnamed program of one turn is forgotten, or else the longest of all, and we see neither the end
+    of that program nor its return. Microseconds per call."""
 
     def __init__(self, gaps: Gaps, max_programs: int) -> None:
         self._gaps = gaps
         self._max_programs = max_programs
         self._absences: OrderedDict[str, Absence] = OrderedDict()  # the longest absence is first
+        self._once: OrderedDict[str, None] = OrderedDict()  # of unnamed programs of one turn
 
     def __len__(self) -> int:
         return len(self._absences)
 
     # --- gaps -------------------------------------------------------------------------
     def left(self, program: Program, asked: Asked, now: float) -> None:
-        """No turn of the program is under way any more; the last one ended with `asked`."""
-        absence = self._begin(program, now)
-        if absence.gap is not None:
-            self._gaps.drop(absence.gap)
-        absence.gap = self._gaps.begin(asked, now)
+        """A turn of the program ended with `asked`."""
+        gaps = self._begin(program, now).gaps
+        if now in gaps:
+            self._gaps.drop(gaps.pop(now))
+        elif len(gaps) >= MAX_LEFT:
+            self._gaps.drop(gaps.pop(next(iter(gaps))))
+        gaps[now] = self._gaps.begin(asked, now)
 
-    def arrived(self, program: str, now: float) -> float | None:
-        """The program is back; return how many seconds it was away, or None if it was not away."""
-        return self._gaps.arrived(self._take_gap(program), now)
+    def arrived(self, program: str, since: float | None, now: float) -> float | None:
+        """The program is back, and continues what a turn left that ended at `since`, if any; return
+        how many seconds ago that was, or None if nobody knows."""
+        return self._gaps.arrived(self._take_gap(program, since), now)
 
     def ended(self, program: str, now: float) -> None:
-        """The program is over: if its gap is open, count it as longer than until now."""
-        gap = self._take_gap(program)
-        if gap is not None:
-            self._gaps.ended(gap, now)
+        """The program is over: count its open gaps as longer than until now."""
+        for since in self._since(program):
+            if (gap := self._take_gap(program, since)) is not None:
+                self._gaps.ended(gap, now)
 
-    def forecast_of(self, program: str) -> Forecast | None:
-        """Forecast when the program will be back, counted from when it left; None if it is not
-        away."""
+    def forecast_of(self, program: str, since: float | None = None) -> Forecast | None:
+        """Forecast when what the program left at `since`, or last, is continued, counted from then;
+        None if it is not away."""
         absence = self._absences.get(program)
-        return self._gaps.forecast(absence.gap.asked) if absence and absence.gap else None
+        if absence is None or not absence.gaps:
+            return None
+        gap = absence.gaps.get(next(reversed(absence.gaps)) if since is None else since)
+        return None if gap is None else self._gaps.forecast(gap.asked)
 
     def forget_gaps(self) -> None:
         """Drop all gaps without learning from them, because we will not see the programs return."""
         for program in list(self._absences):
-            gap = self._take_gap(program)
-            if gap is not None:
-                self._gaps.drop(gap)
+            for since in self._since(program):
+                if (gap := self._take_gap(program, since)) is not None:
+                    self._gaps.drop(gap)
 
     # --- decisions --------------------------------------------------------------------
     def decided(self, program: Program, decision: OpenDecision, now: float) -> OpenDecision | None:
@@ -115,9 +123,10 @@ class Away:
         self._begin(program, now).decision = decision
         if len(self._absences) <= self._max_programs:
             return None
-        _, oldest = self._absences.popitem(last=False)
-        if oldest.gap is not None:
-            self._gaps.ended(oldest.gap, now)
+        oldest = self._absences.pop(next(iter(self._once or self._absences)))
+        self._once.pop(oldest.program.key, None)
+        for gap in oldest.gaps.values():
+            self._gaps.ended(gap, now)
         return oldest.decision
 
     def decision_of(self, program: str) -> OpenDecision | None:
@@ -154,17 +163,25 @@ class Away:
         absence = self._absences.pop(program.key, None) or Absence(program, now, 0)
         absence.program, absence.since, absence.num_turns = program, now, program.num_turns
         self._absences[program.key] = absence
+        self._once.pop(program.key, None)
+        if program.num_turns == 1 and not program.is_named:
+            self._once[program.key] = None
         return absence
 
-    def _take_gap(self, program: str) -> Gap | None:
+    def _since(self, program: str) -> list[float]:
         absence = self._absences.get(program)
-        if absence is None:
+        return [] if absence is None else list(absence.gaps)
+
+    def _take_gap(self, program: str, since: float | None) -> Gap | None:
+        absence = self._absences.get(program)
+        if absence is None or since is None:
             return None
-        gap, absence.gap = absence.gap, None
+        gap = absence.gaps.pop(since, None)
         self._keep(absence)
         return gap
 
     def _keep(self, absence: Absence) -> None:
-        """Keep the absence only while its gap or its decision is open."""
-        if absence.gap is None and absence.decision is None:
+        """Keep the absence only while a gap or its decision is open."""
+        if not absence.gaps and absence.decision is None:
             del self._absences[absence.program.key]
+            self._once.pop(absence.program.key, None)

@@ -67,8 +67,7 @@ class Decider:
         """A turn arrived; return how long its program was away, or None if it was not away."""
         if self.policy.reads and not turn.identity.hints.tools:
             self._reader.start()
-        # A program with another turn under way was not away, unless that turn is a stray one.
-        return None if turn.is_stray else self.away.arrived(turn.program.key, now)
+        return None if turn.is_stray else self.away.arrived(turn.program.key, turn.since, now)
 
     def settled(self, transfer: Transfer, now: float) -> None:
         """A transfer is over: if its bytes arrived, learn how long such a copy takes.
@@ -107,7 +106,7 @@ class Decider:
     def silent(self, absence: Absence, now: float) -> None:
         """A program has been away for so long that it counts as over, unless a stray turn of it is
         under way."""
-        if absence.gap is not None and not absence.program.num_active:
+        if absence.gaps and not absence.program.num_active:
             self._over(absence.program, absence.num_turns, now)
 
     @property
@@ -161,7 +160,7 @@ class Decider:
 
     def worth_now(self, pin: LivePin, now: float) -> float:
         """Return what a pin is worth now, given that its program has not returned yet."""
-        gap = self.away.forecast_of(pin.program)
+        gap = self.away.forecast_of(pin.program, pin.started)
         if gap is None or not 0.0 < pin.rank[0] < math.inf:
             return pin.rank[0]
         return self.policy.aged(pin.value, gap, now - pin.started)
@@ -196,7 +195,7 @@ class Decider:
             return
         if turn.identity.hints.final:
             self._over(program, program.num_turns, now)
-        elif not program.num_active:
+        else:
             self.away.left(program, asked, now)
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
@@ -209,7 +208,12 @@ class Decider:
 
 
 class DramWorth:
-    """Ranks programs: a few dozen whenever room is made in DRAM, once per turn that ends."""
+    """Ranks chains: a few dozen whenever room is made in DRAM, once per turn that ends.
+
+    A chain is away from the end of the turn that left it until a turn continues it, and its
+    forecast is that of this turn's tools. What other turns of its program do meanwhile says nothing
+    of it.
+    """
 
     def __init__(self, programs: ProgramTable, decider: Decider, turns: Turns) -> None:
         self._programs = programs
@@ -218,21 +222,24 @@ class DramWorth:
         self._costs = decider.costs
         self._turns = turns
 
-    def rank_at(self, now: float) -> Callable[[str], float]:
-        """Return what gives the worth of a program's blocks: those of the lowest leave first."""
+    def rank_at(self, now: float) -> Callable[[str, float], float]:
+        """Return what gives the worth of a program's chain: those of the lowest leave first."""
         queueing_s, worth = self._costs.queueing_s(now), self._policy.dram_rank
 
-        def rank(key: str) -> float:
+        def rank(key: str, last_used: float) -> float:
             program = self._programs.get(key)
             if program is None:
-                return -math.inf  # forgotten, so we would not recognise it
+                # Forgotten: only its blocks show that it was there. Its client may still come back.
+                return worth(Resident(key, last_used, last_used, finished=last_used), now)
+            gap = self._away.forecast_of(key, last_used)
+            is_in_use = gap is None and program.num_active > 0  # as far as anybody can tell
             resident = Resident(
                 program=key,
                 arrival=program.arrival,
-                last_used=program.last_seen,
-                finished=None if program.num_active else program.last_finish,
-                gap=self._away.forecast_of(key) or NO_FORECAST,
-                is_waiting=self._turns.has_waiting(key),
+                last_used=program.last_seen if is_in_use else last_used,
+                finished=None if is_in_use else last_used,
+                gap=gap or NO_FORECAST,
+                is_waiting=is_in_use and self._turns.has_waiting(key),
                 # Program order serves the oldest first: with no turn ahead, it does not queue.
                 queueing_s=queueing_s * self._turns.share_ahead(program.arrival),
             )

@@ -81,27 +81,27 @@ class Decisions:
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
     ) -> bool:
         key = turn.program.key
-        taken = self._tier.store(key, blocks, now, request, supersedes=not turn.program.num_active)
+        taken = self._tier.store(key, blocks, now, request)
         if not isinstance(decision, Free) and decision.is_wish:
-            self._tier.demote(key)  # a wish takes only room that no other chain needs
+            # A wish takes only room that no other chain needs.
+            self._tier.demote(key, blocks, request)
         return taken
 
     def _put_back(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
         """Some of what the turn before left has gone, as this one was to store it anew; but its
         client went away, and may ask again, or it is not worth a store of its own."""
-        self._tier.store(turn.program.key, blocks, now, request, supersedes=False)
+        self._tier.store(turn.program.key, blocks, now, request)
 
     def _hold(
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
     ) -> None:
-        key = turn.program.key
         if isinstance(decision, Pin):
-            self._retention.begin(decision, turn.program, request.block_hashes, blocks, now)
+            self._retention.begin(decision, turn.program, request, blocks, now)
         if isinstance(decision, Offload):
-            self._retention.end_of(key, PinEnd.SUPERSEDED, now)
+            self._retention.supersede(request, turn.program, PinEnd.SUPERSEDED, now)
         if turn.identity.hints.final and not turn.is_stray:
-            self._retention.end_of(key, PinEnd.PROGRAM_DONE, now)
-            self._tier.demote(key)
+            self._retention.supersede(request, turn.program, PinEnd.PROGRAM_DONE, now)
+            self._tier.demote(turn.program.key, blocks, request)
 
 
 class Snapshots:

@@ -16,7 +16,7 @@ from continuum_connector.policy.base import Choice, FinishedTurn, Free, Pin, Sna
 from continuum_connector.programs.program import OVER_S
 from continuum_connector.scheduler.against_stock import AgainstStock
 from continuum_connector.scheduler.away import Absence, Away, OpenDecision
-from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.pins import LivePin, PinEnd
 from continuum_connector.scheduler.turns import Turn
 
 # What a pin's end means for the turn that returns to it.
@@ -105,13 +105,14 @@ class Outcomes:
             found = FoundTokens.of(one.kept_tokens, turn, num_prompt_tokens)
             self._close(one, _outcome(one, turn, found), now, found, turn)
 
-    def pin_ended(self, program: str, cause: PinEnd, now: float) -> None:
+    def pin_ended(self, pin: LivePin, cause: PinEnd, now: float) -> None:
         """A pin ended; the next turn, if it comes, shows what that means.
 
-        A superseded pin belongs to an older decision, which is closed by now.
+        A superseded pin belongs to an older decision, which is closed by now, and so may any other.
         """
-        one = self._away.decision_of(program)
-        if one is None or cause is PinEnd.SUPERSEDED or not one.has_pin:
+        one = self._away.decision_of(pin.program)
+        is_its = one is not None and one.has_pin and one.decided == pin.started
+        if one is None or not is_its or cause is PinEnd.SUPERSEDED:
             return
         one.pin_end = cause
         if cause is PinEnd.PROGRAM_DONE:

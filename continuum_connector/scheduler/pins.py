@@ -10,7 +10,7 @@ import enum
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from continuum_connector.errors import InvariantError
@@ -26,7 +26,7 @@ class PinEnd(enum.Enum):
     RETURNED = "returned"  # the program's next turn took the blocks over
     EXPIRED = "expired"  # the tool call took longer than the TTL
     PRESSURE = "pressure"  # a request needed the room, or the budget was full
-    SUPERSEDED = "superseded"  # a newer turn of the program was pinned or ended
+    SUPERSEDED = "superseded"  # a turn that continues its chain ended; or too many newer pins
     PROGRAM_DONE = "program_done"  # the program's last turn ended
     RESET = "reset"  # the prefix cache was reset
     SWITCHED_OFF = "switched_off"  # an operator switched the connector off
@@ -35,11 +35,10 @@ class PinEnd(enum.Enum):
 
 @dataclass(eq=False)
 class LivePin:
-    """One program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
+    """A program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
 
-    `probe_index` and `probe_hash` identify the chain: a request with the same block hash at that
-    index shares at least half of the pinned blocks, so it is the turn we waited for. From
-    `asked_from` on only the client's request keeps the pin (`is_wish`), so it gives way first.
+    `marks`: place and hash of two blocks of its chain, one at the end of its prompt and the last.
+    From `asked_from` on only the client's request keeps the pin (`is_wish`), so it gives way first.
     """
 
     program: str
@@ -49,8 +48,7 @@ class LivePin:
     deadline: float
     then: After
     rank: tuple[float, float]  # under pressure the lowest goes first
-    probe_index: int
-    probe_hash: bytes
+    marks: tuple[tuple[int, bytes], tuple[int, bytes]]
     asked_from: float = math.inf
     is_wish: bool = False
     waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)  # requests back for it
@@ -59,6 +57,12 @@ class LivePin:
 
     def __post_init__(self) -> None:
         self.value = self.rank[0]
+
+    def num_shared(self, hashes: Sequence[bytes]) -> int:
+        """How many of its marks a turn of these hashes has. With both it continues the chain to its
+        end; with one, from the end of its prompt on: many clients send an answer back without its
+        thinking. With none it is not the turn we wait for."""
+        return sum(i < len(hashes) and hashes[i] == mark for i, mark in self.marks)
 
     @property
     def is_returning(self) -> bool:
@@ -91,7 +95,8 @@ class PinTable:
     """One pin per program; every operation is O(log pins)."""
 
     def __init__(self) -> None:
-        self._pins: dict[str, LivePin] = {}
+        self._pins: OrderedDict[LivePin, None] = OrderedDict()
+        self._of_program: dict[str, list[LivePin]] = {}  # the newest last
         self._by_deadline: LazyHeap[LivePin] = LazyHeap()
         self._by_rank: LazyHeap[LivePin] = LazyHeap()
 
@@ -99,27 +104,31 @@ class PinTable:
         return len(self._pins)
 
     def __iter__(self) -> Iterator[LivePin]:
-        return iter(list(self._pins.values()))
+        return iter(list(self._pins))
 
     def __contains__(self, program: str) -> bool:
-        return program in self._pins
+        return program in self._of_program
 
-    def get(self, program: str) -> LivePin | None:
-        return self._pins.get(program)
+    def of(self, program: str) -> Sequence[LivePin]:
+        """The program's pins, the newest last."""
+        return tuple(self._of_program.get(program, ()))
 
     def add(self, pin: LivePin) -> None:
-        """Register a pin; the caller has ended the program's previous one."""
-        if pin.program in self._pins:
-            raise InvariantError(f"program {pin.program!r} would have two pins")
-        self._pins[pin.program] = pin
+        self._pins[pin] = None
+        self._of_program.setdefault(pin.program, []).append(pin)
         self._queue(pin)
 
     def remove(self, pin: LivePin, cause: PinEnd) -> None:
         """Forget the pin and note why; its hold is the caller's to release."""
-        if pin.ended is not None or self._pins.pop(pin.program, None) is not pin:
+        if pin.ended is not None or pin not in self._pins:
             raise InvariantError(
                 f"pin of {pin.program!r} ended twice: {pin.ended}, now {cause.value}"
             )
+        del self._pins[pin]
+        pins = self._of_program[pin.program]
+        pins.remove(pin)
+        if not pins:
+            del self._of_program[pin.program]
         pin.ended = cause
         self._by_deadline.discard(pin)
         self._by_rank.discard(pin)
@@ -135,16 +144,15 @@ class PinTable:
         self._queue(pin)
 
     def revalue(self, pin: LivePin, value: float) -> None:
-        """Give the pin a new worth; -inf: we do not expect a turn to come back for it, or it is
-        only a client's wish."""
+        """Give the pin a new worth; -inf: it is only a client's wish."""
         pin.rank = (value, pin.rank[1])
         self._queue(pin)
 
     def least_recent(self, number: int) -> list[LivePin]:
         """Up to `number` pins in turn, so that each is returned as often as any other."""
-        pins = list(itertools.islice(self._pins.values(), number))
+        pins = list(itertools.islice(self._pins, number))
         for pin in pins:
-            self._pins[pin.program] = self._pins.pop(pin.program)
+            self._pins.move_to_end(pin)
         return pins
 
     def due(self, now: float) -> list[LivePin]:

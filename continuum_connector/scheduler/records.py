@@ -119,7 +119,7 @@ class Records:
         self.account.count("pins_started")
 
     def pin_ended(self, pin: LivePin, cause: PinEnd, now: float) -> None:
-        self.outcomes.pin_ended(pin.program, cause, now)
+        self.outcomes.pin_ended(pin, cause, now)
         self.account.count("pins_ended", label=cause.value)
         self.account.observe("pin_seconds", now - pin.started)
         if self.trace.enabled:

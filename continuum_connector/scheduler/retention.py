@@ -7,7 +7,7 @@ trace, queue order and the next wake-up always follow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from continuum_connector.policy.base import After, Pin
@@ -16,6 +16,9 @@ from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
+
+# A client may send one id for all it does. Beyond so many pins of a program its oldest gives way.
+MAX_PINS = 64
 
 
 class Retention:
@@ -52,19 +55,19 @@ class Retention:
         self,
         decision: Pin,
         program: Program,
-        hashes: Sequence[bytes],
+        request: Any,
         blocks: ChainBlocks,
         now: float,
     ) -> None:
-        """Pin a finished turn's `blocks`; this supersedes the program's older pin.
+        """Pin a finished turn's `blocks`; this supersedes those of the program's pins that the turn
+        continues.
 
-        `hashes` are the turn's block hashes. Pins above the budget give way, cheapest first.
+        `request`: the turn's. Pins above the budget give way, cheapest first.
         """
-        old = self.pins.get(program.key)
         hold = self.holds.take(blocks.blocks, blocks.ids)
-        if old is not None:
+        self.supersede(request, program, PinEnd.SUPERSEDED, now)
+        for old in self.pins.of(program.key)[: -MAX_PINS + 1]:
             self._end(old, PinEnd.SUPERSEDED, now)
-        probe = (blocks.end // self._hash_size - 1) // 2  # the chain's middle: see LivePin
         pin = LivePin(
             program=program.key,
             hold=hold,
@@ -73,8 +76,7 @@ class Retention:
             deadline=now + min(decision.ttl_s, self._max_ttl_s),
             then=After.DROP if decision.is_wish else decision.then,  # a wish is stored only once
             rank=(decision.value, -program.arrival),
-            probe_index=probe,
-            probe_hash=hashes[probe],
+            marks=self._marks(request, blocks),
             asked_from=now + decision.asked_from_s,
         )
         self.pins.add(pin)
@@ -88,28 +90,25 @@ class Retention:
 
     # --- the next turn comes back -------------------------------------------------------
     def expect(self, request: Any, program: Program) -> LivePin | None:
-        """A turn of `program` arrived. If it continues the pinned chain, the pin waits for it
+        """A turn of `program` arrived. If it continues a pinned chain, the pin waits for it
         and cannot expire meanwhile. Returns that pin, or None.
 
-        If the turn diverges from the chain, as after a fork or a compaction, and the program has no
-        other turn under way, we expect no turn to come back for the pin. From then on it is the
-        first to give way.
+        A turn that continues no pinned chain says nothing of any: it may be a side request, a fork
+        or another conversation of that name. After a compaction the pin's time ends as if its
+        program had not come back.
         """
-        pin = self.pins.get(program.key)
-        if pin is None:
-            return None
-        if not _continues(request, pin):
-            if program.num_active == 1:
-                self.pins.revalue(pin, -math.inf)
+        hashes = request.block_hashes
+        shared = [(pin.num_shared(hashes), pin) for pin in self.pins.of(program.key)]
+        num, pin = max(reversed(shared), key=lambda each: each[0], default=(0, None))
+        if pin is None or not num:
             return None
         self.pins.expect(pin, request.request_id)
         self._waker.set(self.pins.next_deadline())
         return pin
 
     def awaited(self, program: str, request_id: str) -> LivePin | None:
-        """The program's pin, if it waits for this very request."""
-        pin = self.pins.get(program)
-        return pin if pin is not None and request_id in pin.waiting else None
+        """The program's pin that waits for this very request, if one does."""
+        return next((pin for pin in self.pins.of(program) if request_id in pin.waiting), None)
 
     def hand_over(self, program: str, request_id: str, now: float) -> None:
         """The request owns the blocks itself now, so the pin that waited for it ends."""
@@ -125,11 +124,13 @@ class Retention:
             self._changed(pin)
 
     # --- end --------------------------------------------------------------------------
-    def end_of(self, program: str, cause: PinEnd, now: float) -> None:
-        """End the program's pin, if it has one."""
-        pin = self.pins.get(program)
-        if pin is not None:
-            self._end(pin, cause, now)
+    def supersede(self, request: Any, program: Program, cause: PinEnd, now: float) -> None:
+        """The turn of this request ended: end those of its program's pins that it continues to
+        their end."""
+        hashes = request.block_hashes
+        for pin in self.pins.of(program.key):
+            if pin.num_shared(hashes) == len(pin.marks):
+                self._end(pin, cause, now)
 
     def end_all(self, cause: PinEnd, now: float) -> None:
         for pin in self.pins:
@@ -167,6 +168,15 @@ class Retention:
         self._note_end(pin, PinEnd.PRESSURE, now)
 
     # --- parts ------------------------------------------------------------------------
+    def _marks(
+        self, request: Any, blocks: ChainBlocks
+    ) -> tuple[tuple[int, bytes], tuple[int, bytes]]:
+        """The marks of a finished turn's chain: see LivePin."""
+        hashes, last = request.block_hashes, blocks.end // self._hash_size - 1
+        # The last block of a prompt may hold what its template puts before an answer alone.
+        prompt = max(0, min(request.num_prompt_tokens // self._hash_size - 2, last))
+        return (prompt, hashes[prompt]), (last, hashes[last])
+
     def _make_wish(self, pin: LivePin) -> None:
         """The time for which the policy wanted the pin is over: it gives way before all pins that
         are no wish."""
@@ -193,8 +203,3 @@ class Retention:
             for queue in self.queues:
                 queue.rerank(pin.first_waiting)
         self._waker.set(self.pins.next_deadline())
-
-
-def _continues(request: Any, pin: LivePin) -> bool:
-    hashes = request.block_hashes
-    return len(hashes) > pin.probe_index and hashes[pin.probe_index] == pin.probe_hash

@@ -14,7 +14,8 @@ from typing import Any
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.identify import identify_request
-from continuum_connector.programs.program import Identity, Kept, Program, ProgramTable
+from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.program import Identity, Program, ProgramTable
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
@@ -146,6 +147,7 @@ class SchedulerSide:
         )
         turn.is_stray = turn.strays(request.block_hashes)
         if not turn.is_stray:
+            turn.since = program.left_by(request.block_hashes)
             self._answers.came_back(program, request.block_hashes)
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)
@@ -171,7 +173,7 @@ class SchedulerSide:
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
             return (not is_preempted, math.inf, math.inf)
-        pin = self.pins.get(turn.program.key)
+        pin = self.retention.awaited(turn.program.key, request.request_id)
         is_ahead = pin is not None and pin.leads(request.request_id)
         return (not is_preempted, turn.place(is_ahead), turn.arrival)
 
@@ -283,7 +285,7 @@ class SchedulerSide:
             request.output_token_ids,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
-            self._note_kept(turn.program, request, blocks)
+            self._note_kept(turn, request, blocks, now)
         choice = self._decisions.keep(turn, request, blocks, end, now)
         if turn.is_let_in:
             self._working_set.finished(turn, request.num_tokens, now)
@@ -298,10 +300,12 @@ class SchedulerSide:
         blocks = self.groups.take_kept(self._pool.blocks, block_ids, request, needs_prompt)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
-    def _note_kept(self, program: Program, request: Any, blocks: ChainBlocks) -> None:
-        size = self.groups.hash_size
+    def _note_kept(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
+        program, size = turn.program, self.groups.hash_size
         hit = max(0, blocks.end - self.groups.num_proof_tokens)
-        program.kept = Kept.of(request.block_hashes, hit // size, size)
+        num_prompt = request.num_prompt_tokens // size
+        kept = Kept.of(request.block_hashes, hit // size, size, num_prompt)
+        program.leave(kept, turn.since, now)
         end = self.groups.prompts_end(request)
         self._answers.finished(program, request.block_hashes, end)
 

@@ -96,7 +96,7 @@ class Steps:
 
         def store(pin: LivePin) -> None:
             if pin.then is After.STORE:
-                self._tier.store(pin.program, pin.blocks.read_again(), now, supersedes=False)
+                self._tier.store(pin.program, pin.blocks.read_again(), now)
 
         self._retention.expire(now, before=store)
 

@@ -38,7 +38,8 @@ class Turn:
     admit it at least once. `is_let_in`: the gate let it pass, after `held_s`. `is_stray`: what
     `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
     its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `on_disk`: what a disk
-    had for it, if anything of use.
+    had for it, if anything of use. `since`: when the turn of its program ended that it continues,
+    None if it continues none.
     """
 
     program: Program
@@ -57,6 +58,7 @@ class Turn:
     max_head_start_s: float = 0.0
     tier_tokens: Mapping[str, int] = field(default_factory=dict)
     on_disk: OnDisk | None = None
+    since: float | None = None
 
     @property
     def hit_tokens(self) -> dict[str, int]:

@@ -153,9 +153,8 @@ class ReadAhead:
         """The turn has arrived: the tiers may begin to read for it."""
         if self._reading is None or request.skip_reading_prefix_cache:
             return
-        program = turn.program
         told = self._reading.expect(
-            program.key,
+            turn.program.key,
             request,
             num_vram_tokens=self._num_in_vram(request),
             num_turns=len(self._turns),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from continuum_connector.scheduler.kv_groups import Key, block_key
 from continuum_connector.scheduler.tiers.eviction import Rank
@@ -10,6 +10,7 @@ from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Tickets, numbers_of
 
 NOW = 1000.0
+Worth = Callable[[str], float]  # of a program
 
 
 def keys(name: str, end: int, start: int = 0, group: int = 0) -> list[Key]:
@@ -17,16 +18,31 @@ def keys(name: str, end: int, start: int = 0, group: int = 0) -> list[Key]:
     return [block_key(f"{name}{i}".encode(), group) for i in range(start, end)]
 
 
+def by_program(worth: Worth | None) -> Rank | None:
+    """All chains of a program are worth the same, whenever they were used."""
+    return None if worth is None else lambda program, _last_used: worth(program)
+
+
+def touch(index: HostIndex, program: str, now: float) -> None:
+    """A turn uses all that the program has."""
+    index.order.touch(index.order.current(program), now)
+
+
+def demote(index: HostIndex, program: str) -> None:
+    """Nobody will continue what the program has."""
+    index.order.demote(index.order.current(program))
+
+
 def store(
     index: HostIndex,
     program: str,
     chain: Sequence[Key],
     now: float = NOW,
-    rank: Rank | None = None,
-    supersedes: bool = True,
+    rank: Worth | None = None,
+    num_prompt: int = 0,
 ) -> Tickets:
     """Store what is not there yet, at once."""
-    slots = index.reserve(chain, program, now, rank, supersedes, range(len(chain)))
+    slots = index.reserve(chain, program, now, by_program(rank), num_prompt, range(len(chain)))
     index.settle(slots, stored=True)
     index.check()
     return slots

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.forecast.gaps import MILESTONES, Gaps
-from continuum_connector.programs.program import OVER_S, IdentitySource, Program
+from continuum_connector.programs.program import MAX_LEFT, OVER_S, IdentitySource, Program
 from continuum_connector.scheduler.away import Away, OpenDecision
 from continuum_connector.toolcalls.asked import Asked, Ending
 
@@ -23,17 +23,23 @@ class Table:
     def __init__(self, bound: int = 10) -> None:
         self.gaps = Gaps()
         self.away = Away(self.gaps, bound)
+        self.since: dict[str, float] = {}
 
     def finished(self, name: str, now: float, asked: Asked = RUN) -> OpenDecision | None:
         """The program's only turn ends; returns the decision that was forgotten for its own."""
         program = Program(name, IdentitySource.CLIENT, 0.0, num_turns=1)
         self.away.left(program, asked, now)
+        self.since[name] = now
         return self.away.decided(program, decision(name), now)
 
     def returned(self, name: str, now: float) -> float | None:
         """Its next turn arrives and is admitted at once."""
         self.away.close(name)
-        return self.away.arrived(name, now)
+        return self.back(name, now)
+
+    def back(self, name: str, now: float) -> float | None:
+        """Its next turn arrives, and continues what the last one left."""
+        return self.away.arrived(name, self.since.get(name), now)
 
 
 def decision(name: str) -> OpenDecision:
@@ -44,7 +50,7 @@ def decision(name: str) -> OpenDecision:
 
 def test_a_program_that_was_never_seen_is_not_away() -> None:
     table = Table()
-    assert table.away.arrived("p", 1.0) is None
+    assert table.back("p", 1.0) is None
     assert table.away.forecast_of("p") is None
     assert table.away.decision_of("p") is None
     table.away.ended("p", 2.0)
@@ -58,30 +64,45 @@ def test_who_is_away_is_forecast_by_what_the_turn_asked_for_until_it_is_back() -
     forecast = table.away.forecast_of("p")
     assert forecast is not None
     assert forecast.cdf == table.gaps.forecast(RUN).cdf
-    assert table.away.arrived("p", 3.0) == 3.0
+    assert table.back("p", 3.0) == 3.0
     assert table.away.forecast_of("p") is None
 
 
 def test_a_decision_outlives_the_gap_and_the_gap_the_decision() -> None:
     table = Table()
     table.finished("p", 0.0)
-    assert table.away.arrived("p", 3.0) == 3.0
+    assert table.back("p", 3.0) == 3.0
     assert table.away.decision_of("p") is not None
     table.away.close("p")
     assert len(table.away) == 0
     table.finished("q", 5.0)
     table.away.close("q")
-    assert table.away.arrived("q", 6.0) == 1.0
+    assert table.back("q", 6.0) == 1.0
     assert len(table.away) == 0
 
 
-def test_a_turn_that_ends_while_the_program_is_away_begins_the_gap_anew() -> None:
+def test_a_side_request_closes_no_gap_but_its_own() -> None:
     table = Table()
     table.finished("p", 0.0)
-    table.finished("p", 50.0, ANSWER)
-    assert table.away.arrived("p", 60.0) == 10.0
-    assert table.gaps.forecast(RUN).num_seen == 0.0
-    assert table.gaps.forecast(ANSWER).num_seen == 1.0
+    assert table.away.arrived("p", None, 10.0) is None, "it continues nothing"
+    table.finished("p", 12.0, ANSWER)
+    assert table.away.arrived("p", 0.0, 60.0) == 60.0, "the agent is back"
+    assert table.gaps.forecast(RUN).num_seen == 1.0
+    assert table.away.forecast_of("p", 0.0) is None
+    waits = table.away.forecast_of("p", 12.0)
+    assert waits is not None
+    assert waits.cdf == table.gaps.forecast(ANSWER).cdf
+    table.away.ended("p", 70.0)
+    assert len(table.gaps) == 0
+
+
+def test_of_a_program_that_leaves_ever_more_the_oldest_gap_is_dropped() -> None:
+    table = Table()
+    for number in range(MAX_LEFT + 6):
+        table.finished("p", float(number))
+    assert len(table.gaps) == MAX_LEFT
+    assert table.away.arrived("p", 5.0, 100.0) is None
+    assert table.away.arrived("p", 6.0, 100.0) == 94.0
 
 
 def test_beyond_the_bound_who_is_away_longest_is_forgotten_as_not_back_yet() -> None:
@@ -156,6 +177,7 @@ def test_who_is_away_is_what_a_plain_model_says(
         now += wait
         program = f"p{which}"
         if kind == "finish":
+            table.back(program, now)  # a turn that came back without waiting
             table.finished(program, now)
             model.pop(program, None)
             model[program] = now

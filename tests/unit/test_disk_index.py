@@ -78,7 +78,7 @@ def test_what_finished_programs_left_goes_first_then_what_was_found_then_what_wa
     index.found([OnDisk(7, 1, 0, b"found")])
     write(index, "a", keys("a", 4))
     write(index, "b", keys("b", 2))
-    index.shelves.demote("b")
+    index.demote("b", keys("b", 2))
     write(index, "c", keys("c", 2))
     assert has(index, keys("b", 2)) == [True, False]
     write(index, "c", keys("c", 3, start=2), first=2)
@@ -116,26 +116,45 @@ def test_what_several_programs_use_stays_until_all_of_them_are_done() -> None:
     for name in ("one", "two", "agent", "three"):
         index.shelves.use(name, shared)
     for name in ("three", "one", "two"):
-        index.shelves.demote(name)
+        index.demote(name, keys("s", 2))
         index.check()
     write(index, "new", keys("n", 4))
     assert has(index, keys("old", 2)) == [False] * 2
     assert has(index, keys("s", 2)) == has(index, keys("a", 2)) == [True] * 2
     write(index, "new", keys("m", 2))
     assert has(index, keys("a", 2)) == [False] * 2, "what the agent alone has was used before"
-    index.shelves.demote("agent")
+    index.demote("agent", keys("s", 2) + keys("a", 2))
     write(index, "new", keys("l", 2))
     assert has(index, keys("s", 2)) == [False] * 2
     assert has(index, keys("n", 4)) == [True] * 4
+
+
+def test_of_chains_under_one_name_each_claims_what_it_uses() -> None:
+    """Conversations under one id share a system prompt, and one of them says that it is done."""
+    index = disk(8)
+    write(index, "old", keys("old", 2))
+    shared = write(index, "id", keys("s", 2))
+    for name in ("a", "b"):
+        index.shelves.use("id", shared)
+        write(index, "id", keys(name, 2), first=2)
+    index.shelves.use("id", np.concatenate([shared, index.find(keys("a", 2))]))
+    index.demote("id", keys("s", 2) + keys("b", 2))
+    write(index, "new", keys("n", 2))
+    assert has(index, keys("b", 2)) == [False] * 2
+    assert has(index, keys("s", 2)) == has(index, keys("a", 2)) == [True] * 2
+    index.demote("id", keys("s", 2) + keys("a", 2))
+    write(index, "new", keys("m", 4))
+    assert has(index, keys("s", 2)) == has(index, keys("a", 2)) == [False] * 2
+    assert has(index, keys("old", 2)) == [True] * 2
 
 
 def test_a_claim_ends_with_what_the_slot_held() -> None:
     index = disk(2)
     write(index, "a", keys("a", 2))
     write(index, "b", keys("b", 2))  # in the same slots
-    index.shelves.demote("b")
+    index.demote("b", keys("b", 2))
     write(index, "c", keys("c", 1))
-    index.shelves.demote("a")
+    index.demote("a", keys("a", 2))
     index.check()
     write(index, "c", keys("c", 2, start=1), first=1)
     assert has(index, keys("c", 2)) == [True] * 2
@@ -248,7 +267,7 @@ class Disk(RuleBasedStateMachine):
 
     @rule(program=st.sampled_from("abc"))
     def demote(self, program: str) -> None:
-        self.index.shelves.demote(program)
+        self.index.demote(program, list(self.index._numbers))
 
     @rule(dice=st.integers(0, 9))
     def clear(self, dice: int) -> None:

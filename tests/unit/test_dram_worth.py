@@ -34,7 +34,7 @@ class World:
             for at, name in enumerate("abcd")
         }
         decider: Any = SimpleNamespace(
-            away=SimpleNamespace(forecast_of={"a": SOON}.get),
+            away=SimpleNamespace(forecast_of=lambda key, _since: {"a": SOON}.get(key)),
             costs=SimpleNamespace(queueing_s=self.queueing_s),
             policy=SimpleNamespace(dram_rank=lambda resident, _now: self.seen.append(resident)),
         )
@@ -48,10 +48,11 @@ class World:
 
     def wait(self, *names: str) -> None:
         for name in names:
+            self.programs[name].num_active += 1
             self.turns.begin(f"turn{len(self.turns)}", turn_of(self.programs[name]))
 
-    def shown(self, name: str) -> Resident:
-        self.worth.rank_at(60.0)(name)
+    def shown(self, name: str, last_used: float = 50.0) -> Resident:
+        self.worth.rank_at(60.0)(name, last_used)
         return self.seen[-1]
 
 
@@ -138,10 +139,20 @@ def test_the_forecast_is_that_of_its_open_gap_and_none_while_a_turn_is_under_way
     assert world.shown("b").finished is None
 
 
-def test_a_forgotten_program_leaves_first_without_being_asked_about() -> None:
+def test_what_a_forgotten_program_left_ranks_by_its_last_use() -> None:
     world = World()
-    assert world.worth.rank_at(60.0)("nobody") == float("-inf")
-    assert not world.seen
+    shown = world.shown("nobody", last_used=40.0)
+    assert (shown.last_used, shown.finished, shown.gap) == (40.0, 40.0, NO_FORECAST)
+    assert not shown.is_waiting
+
+
+def test_a_chain_that_waits_for_its_own_turn_is_shown_as_it_is_whatever_else_runs() -> None:
+    """A side request of its program is under way, or waits."""
+    world = World()
+    world.wait("a")
+    shown = world.shown("a", last_used=30.0)
+    assert (shown.gap, shown.finished, shown.last_used) == (SOON, 30.0, 30.0)
+    assert not shown.is_waiting
 
 
 def test_what_is_the_same_for_all_programs_is_asked_once_when_room_is_made() -> None:
@@ -149,6 +160,6 @@ def test_what_is_the_same_for_all_programs_is_asked_once_when_room_is_made() -> 
     world.wait(*"abc")
     rank = world.worth.rank_at(60.0)
     for name in "abcd":
-        rank(name)
+        rank(name, 50.0)
     assert [each.queueing_s for each in world.seen] == pytest.approx([0.0, 4.0, 8.0, 12.0])
     assert world.num_levels == 1

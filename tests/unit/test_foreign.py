@@ -119,7 +119,10 @@ def test_events_of_open_hands(tmp_path: Path) -> None:
         acts(2, "r1", "2026-01-01T00:00:00", prompt_tokens=500, completion_tokens=20),
         acts(3, "r1", "2026-01-01T00:00:00", prompt_tokens=500, completion_tokens=20),
         {
-            "id": 4, "source": "environment", "observation": "run", "content": "out",
+            "id": 4,
+            "source": "environment",
+            "observation": "run",
+            "content": "out",
             "timestamp": "2026-01-01T00:00:04",
         },
         acts(5, "r2", "2026-01-01T00:00:09", prompt_tokens=600, completion_tokens=30),

@@ -38,6 +38,7 @@ class Server:
         self.now = 1000.0
         self.gaps = Gaps()
         self.away = Away(self.gaps, 100)
+        self.since: dict[str, float] = {}
         self.costs = Costs(1 << 20)
         self.costs.restore({"prefill": [0.0, price, 0.0, 0.0, 0.0], "load": [0.0, 1e-3]})
         self.set = WorkingSet(self.costs, self.away, lambda tokens: -(-tokens // BLOCK), 100)
@@ -55,7 +56,7 @@ class Server:
         program.num_active += 1
         identity = Identity(name, IdentitySource.CLIENT, Hints(**hints))
         turn = Turn(program, identity, program.num_turns, self.now)
-        self.away.arrived(name, self.now)
+        self.away.arrived(name, self.since.get(name), self.now)
         request = f"{name}{program.num_turns}"
         self.turns[request] = turn
         return self.gate.holds(request, turn, tokens, len(self.turns), self.now)
@@ -68,6 +69,7 @@ class Server:
         turn.program.num_finished += 1
         if is_back:
             self.away.left(turn.program, UNREAD, self.now)
+            self.since[turn.program.key] = self.now
         else:
             self.away.ended(turn.program.key, self.now)
         if turn.is_let_in:

@@ -18,7 +18,7 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Tickets
-from tests.unit.chains import NOW, keys, numbers, ready, store
+from tests.unit.chains import NOW, by_program, demote, keys, numbers, ready, store, touch
 
 
 def test_a_block_is_found_only_once_its_store_has_settled() -> None:
@@ -60,7 +60,7 @@ def test_the_least_recently_used_program_goes_first_and_its_tail_first() -> None
     index = HostIndex(9)
     for name in "abc":
         store(index, name, keys(name, 3))
-    index.order.touch("a", NOW)
+    touch(index, "a", NOW)
     store(index, "d", keys("d", 2))
     assert [ready(index, keys(name, 3)) for name in "abcd"] == [3, 1, 3, 2]
     assert list(index.gone) == keys("b", 3, start=1)[::-1]
@@ -77,7 +77,7 @@ def test_slots_that_come_later_are_used_last_and_nothing_leaves_before() -> None
     index.grow(2)  # the others are away
     index.check()
     worth = {"p": 1.0, "q": 0.0}
-    assert not len(index.reserve(keys("b", 4), "q", NOW, worth.__getitem__))
+    assert not len(index.reserve(keys("b", 4), "q", NOW, by_program(worth.__getitem__)))
     assert index.num_free == 4
     index.grow(6)
     assert numbers(store(index, "q", keys("b", 4))) == [2, 3, 4, 5]
@@ -114,7 +114,7 @@ def test_a_finished_programs_blocks_go_first() -> None:
     index = HostIndex(9)
     for name in "abc":
         store(index, name, keys(name, 3))
-    index.order.demote("c")
+    demote(index, "c")
     store(index, "d", keys("d", 2))
     assert [ready(index, keys(name, 3)) for name in "abcd"] == [3, 3, 1, 2]
 
@@ -228,16 +228,16 @@ class IndexMachine(RuleBasedStateMachine):
         cut=st.integers(0, 4),
         end=st.integers(0, 6),
         worth=st.none() | st.fixed_dictionaries({each: st.integers(0, 2) for each in "abc"}),
-        supersedes=st.booleans(),
+        num_prompt=st.integers(0, 4),
     )
     def reserve(
-        self, program: str, cut: int, end: int, worth: dict[str, int] | None, supersedes: bool
+        self, program: str, cut: int, end: int, worth: dict[str, int] | None, num_prompt: int
     ) -> None:
         chain = keys("s", cut) + keys(program, end)
         before = {key for key in self.stored if self.index.is_ready(key)}
-        rank = None if worth is None else worth.__getitem__
+        rank = None if worth is None else by_program(worth.__getitem__)
         refused = self.index.num_refused + sum(key not in self.index for key in chain)
-        slots = self.index.reserve(chain, program, NOW, rank, supersedes)
+        slots = self.index.reserve(chain, program, NOW, rank, num_prompt)
         assert self.index.num_refused == refused - len(slots)
         assert not before & set(self.index.keys_of(slots))
         assert before & set(chain) <= {key for key in chain if self.index.is_ready(key)}
@@ -268,9 +268,9 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(program=st.sampled_from("abcz"), last=st.booleans())
     def use(self, program: str, last: bool) -> None:
         if last:
-            self.index.order.demote(program)
+            demote(self.index, program)
         else:
-            self.index.order.touch(program, NOW)
+            touch(self.index, program, NOW)
 
     @rule()
     def clear(self) -> None:

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.scheduler.tiers import chains
-from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import TICKET_BYTES
-from tests.unit.chains import NOW, keys, ready, store
+from tests.unit.chains import NOW, demote, keys, ready, store, touch
 
 
 class PlainLru:
@@ -54,13 +53,13 @@ def test_without_a_worth_it_is_exactly_least_recently_used(
 ) -> None:
     index, model = HostIndex(70), PlainLru(70)
     last_used: dict[str, float] = {}
-    rank: Rank | None = last_used.__getitem__ if is_ranked else None
+    rank = last_used.__getitem__ if is_ranked else None
     longest: dict[str, int] = {}
     for now, (number, length) in enumerate(uses):
         program = f"p{number}."
         last_used[program] = float(now)
         if length == 0:
-            index.order.touch(program, now)
+            touch(index, program, now)
             model.touch(program)
             continue
         longest[program] = max(length, longest.get(program, 0))
@@ -73,38 +72,39 @@ def test_without_a_worth_it_is_exactly_least_recently_used(
 
 
 def test_done_leaves_before_superseded_before_live() -> None:
-    index = HostIndex(9)
+    index = HostIndex(10)
     store(index, "live", keys("live", 3))
-    store(index, "forked", keys("old", 2))
-    store(index, "forked", keys("new", 2))
+    store(index, "back", keys("x", 1) + keys("old", 2), num_prompt=1)
+    store(index, "back", keys("x", 1) + keys("new", 2), num_prompt=2)  # the answer came back anew
     store(index, "done", keys("done", 2))
-    index.order.demote("done")
+    demote(index, "done")
     left = []
-    for length in range(1, 10):
+    for length in range(1, 11):
         store(index, "next", keys("next", length))
         left += [key.decode().rstrip("\0") for key in index.gone]
         index.gone.clear()
-    assert left == ["done1", "done0", "old1", "old0", "live2", "live1", "live0", "new1", "new0"]
+    live = ["live2", "live1", "live0", "new1", "new0", "x0"]
+    assert left == ["done1", "done0", "old1", "old0", *live]
 
 
 def test_what_is_done_or_superseded_leaves_whatever_it_is_worth() -> None:
-    index = HostIndex(6)
-    worth = {"forked": 9.0, "done": 9.0, "live": 1.0, "next": 0.0}
+    index = HostIndex(7)
+    worth = {"back": 9.0, "done": 9.0, "live": 1.0, "next": 0.0}
     store(index, "done", keys("done", 1))
-    store(index, "forked", keys("old", 2))
-    store(index, "forked", keys("new", 1))
+    store(index, "back", keys("new", 1) + keys("old", 2), num_prompt=1)
+    store(index, "back", keys("new", 1), num_prompt=2)
     store(index, "live", keys("live", 2))
-    index.order.demote("done")
+    demote(index, "done")
     store(index, "next", keys("next", 6), rank=worth.__getitem__)
     assert [ready(index, keys(name, 2)) for name in ("done", "old", "new", "live")] == [0, 0, 1, 2]
-    assert ready(index, keys("next", 6)) == 3
+    assert ready(index, keys("next", 6)) == 4
 
 
 def test_a_superseded_tail_leaves_before_another_programs_live_chain() -> None:
     index = HostIndex(9)
     store(index, "other", keys("other", 3))  # colder than all of the fork's
-    store(index, "a", keys("x", 1) + keys("old", 3))
-    store(index, "a", keys("x", 1) + keys("new", 2))
+    store(index, "a", keys("x", 1) + keys("old", 3), num_prompt=1)
+    store(index, "a", keys("x", 1) + keys("new", 2), num_prompt=2)
     store(index, "b", keys("b", 3))
     assert ready(index, keys("other", 3)) == 3
     assert ready(index, keys("x", 1) + keys("new", 2)) == 3  # the common prefix stays
@@ -114,28 +114,57 @@ def test_a_superseded_tail_leaves_before_another_programs_live_chain() -> None:
 def test_a_program_that_goes_back_to_a_superseded_chain_has_it_again() -> None:
     index = HostIndex(8)
     old, new = keys("x", 1) + keys("old", 3), keys("x", 1) + keys("new", 3)
-    store(index, "a", old)
-    store(index, "a", new)
-    assert len(store(index, "a", old)) == 0
+    store(index, "a", old, num_prompt=1)
+    store(index, "a", new, num_prompt=2)
+    assert len(store(index, "a", old, num_prompt=3)) == 0
     store(index, "b", keys("b", 4))
     assert (ready(index, old), ready(index, new)) == (4, 1)
 
 
-def test_turns_under_way_at_once_keep_their_chains_until_the_program_is_alone() -> None:
+def test_a_turn_takes_nothing_from_a_chain_that_it_does_not_continue() -> None:
+    """Side requests, forks, conversations of one name: each chain has its own last use."""
     index = HostIndex(12)
     one, two = keys("s", 1) + keys("one", 3), keys("s", 1) + keys("two", 3)
-    store(index, "a", one, supersedes=False)
-    store(index, "a", two, supersedes=False)
-    store(index, "b", keys("b", 6))  # one of the others was used last
-    assert (ready(index, one), ready(index, two)) == (3, 4)
-    store(index, "a", one, supersedes=False)
-    assert (ready(index, one), ready(index, two)) == (4, 4)
-    store(index, "a", [*one, *keys("more", 1)])  # alone again: `two` makes room
+    store(index, "a", one, num_prompt=1)
+    store(index, "a", two, num_prompt=1)  # the same prompt, another answer
+    store(index, "b", keys("b", 4))
+    store(index, "a", keys("title", 1), num_prompt=1)
+    assert (ready(index, one), ready(index, two), ready(index, keys("b", 4))) == (4, 4, 4)
+    store(index, "a", [*one, *keys("more", 2)], num_prompt=5)  # it alone is used anew
+    assert ready(index, [*one, *keys("more", 2)]) == 6
+    assert (ready(index, two), ready(index, keys("b", 4))) == (3, 4)
     store(index, "c", keys("c", 2))
-    assert (ready(index, one), ready(index, two), ready(index, keys("b", 6))) == (4, 1, 5)
+    assert (ready(index, two), ready(index, keys("b", 4))) == (1, 4)
 
 
-def test_a_turn_that_continues_a_chain_supersedes_it_while_others_are_under_way() -> None:
+def test_a_chain_that_many_newer_ones_do_not_continue_is_superseded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A compaction shows by the turns that follow it, not by one."""
+    monkeypatch.setattr(chains, "MAX_PASSED", 3)
+    index = HostIndex(12)
+    store(index, "a", keys("before", 3))
+    store(index, "other", keys("other", 3))
+    for length in range(1, 4):
+        index.order.touch(index.order.current("a"), NOW)
+        store(index, "a", keys("after", length))
+        assert len(index.order.current("a")) == (2 if length < 3 else 1)
+    store(index, "b", keys("b", 4))
+    assert ready(index, keys("before", 3)) == 2
+    assert ready(index, keys("other", 3)) == ready(index, keys("after", 3)) == 3
+
+
+def test_a_last_turn_ends_what_it_continues_and_nothing_else() -> None:
+    index = HostIndex(9)
+    store(index, "a", keys("one", 3), num_prompt=2)
+    store(index, "a", keys("two", 3), num_prompt=2)
+    store(index, "b", keys("b", 3))
+    index.demote("a", keys("two", 2) + keys("new", 2), num_prompt=4)
+    store(index, "c", keys("c", 4))
+    assert [ready(index, keys(name, 3)) for name in ("one", "two", "b")] == [2, 0, 3]
+
+
+def test_a_turn_that_continues_a_chain_supersedes_it() -> None:
     """Sliding windows move on: the chain does not contain all of the one it continues."""
     index = HostIndex(12)
 
@@ -145,8 +174,8 @@ def test_a_turn_that_continues_a_chain_supersedes_it_while_others_are_under_way(
         return [key for key in sorted(full + window) if key in full or key in window]
 
     store(index, "other", keys("other", 3))
-    store(index, "a", chain(3), supersedes=False)  # 3 + a window of 2
-    store(index, "a", chain(5), supersedes=False)  # 2 more + the next window
+    store(index, "a", chain(3))  # 3 + a window of 2
+    store(index, "a", chain(5))  # 2 more + the next window
     assert len(index._claims.order.current("a")) == 1
     store(index, "b", keys("b", 2))
     assert ready(index, keys("other", 3)) == 3
@@ -159,11 +188,11 @@ def test_a_shared_prompt_stays_until_its_last_user_leaves() -> None:
     prompt = keys("system", 2)
     for name in "abc":
         store(index, name, prompt + keys(name, 2))
-    index.order.demote("c")  # it used the prompt last
+    demote(index, "c")  # it used the prompt last
     store(index, "d", keys("d", 2))
     assert [ready(index, prompt + keys(name, 2)) for name in "abc"] == [4, 4, 2]
-    index.order.demote("a")
-    index.order.demote("b")
+    demote(index, "a")
+    demote(index, "b")
     store(index, "d", keys("d", 8))
     assert ready(index, keys("d", 8)) == 8
 
@@ -172,10 +201,10 @@ def test_a_program_that_comes_back_after_its_end_is_live_again() -> None:
     index = HostIndex(6)
     store(index, "a", keys("a", 3))
     store(index, "b", keys("b", 3))
-    index.order.demote("a")
-    index.order.demote("a")
-    index.order.demote("unknown")
-    index.order.touch("a", NOW)
+    demote(index, "a")
+    demote(index, "a")
+    demote(index, "unknown")
+    touch(index, "a", NOW)
     store(index, "c", keys("c", 2))
     assert (ready(index, keys("a", 3)), ready(index, keys("b", 3))) == (3, 1)
 
@@ -245,7 +274,7 @@ def test_a_chain_takes_no_more_bytes_than_are_counted_for_it() -> None:
 
 
 def test_a_program_of_a_thousand_branches_keeps_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "MAX_CHAINS_PER_PROGRAM", 4)
+    monkeypatch.setattr(chains, "MAX_PASSED", 4)
     index = HostIndex(3000)
     looked_at = []
     original = index._table.is_continued
@@ -255,7 +284,7 @@ def test_a_program_of_a_thousand_branches_keeps_the_latest(monkeypatch: pytest.M
     prompt = keys("s", 2)
     for number in range(1000):
         looked_at.clear()
-        store(index, "one", [*prompt, *keys(f"b{number}.", 1)], supersedes=False)
+        store(index, "one", [*prompt, *keys(f"b{number}.", 1)])
         assert len(looked_at) <= 4
         assert len(index._claims.order.current("one")) <= 4
     store(index, "other", keys("other", 1998))  # beside 1,002 there is room for all but ...

@@ -13,7 +13,7 @@ from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers import chains
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Tickets
-from tests.unit.chains import NOW, keys, store
+from tests.unit.chains import NOW, by_program, demote, keys, store, touch
 
 STATES = 2  # KV groups of states, beside one of full attention
 
@@ -143,7 +143,7 @@ class WholeChains(RuleBasedStateMachine):
     @rule(
         name=st.sampled_from(["a", "b", "c"]),
         length=st.integers(1, 14),
-        supersedes=st.booleans(),
+        num_prompt=st.integers(0, 2),
         worths=st.none() | st.tuples(*[st.integers(0, 2)] * 3),
         is_slow=st.booleans(),
     )
@@ -151,7 +151,7 @@ class WholeChains(RuleBasedStateMachine):
         self,
         name: str,
         length: int,
-        supersedes: bool,
+        num_prompt: int,
         worths: tuple[int, int, int] | None,
         is_slow: bool,
     ) -> None:
@@ -159,7 +159,9 @@ class WholeChains(RuleBasedStateMachine):
         rank = worths and dict(zip("abc", map(float, worths), strict=True)).__getitem__
         before, evicted = self.lasting(), self.index.num_evicted
         new = [key for key in turn(name, length) if key not in self.index]
-        slots = self.index.reserve(turn(name, length), name, self.now, rank or None, supersedes)
+        slots = self.index.reserve(
+            turn(name, length), name, self.now, by_program(rank or None), num_prompt
+        )
         assert len(slots) in (0, len(new))
         if new and not len(slots):
             assert self.index.num_evicted == evicted
@@ -180,7 +182,7 @@ class WholeChains(RuleBasedStateMachine):
         if end:
             slots = [self.index.find([key]) for key in turn(name, end)]
             self.reading.append(self.index.acquire(np.concatenate(slots)))
-            self.index.order.touch(name, self.now)
+            touch(self.index, name, self.now)
 
     @precondition(lambda self: self.reading)
     @rule(number=st.integers(0, 9))
@@ -189,7 +191,7 @@ class WholeChains(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(["a", "b", "c"]))
     def demote(self, name: str) -> None:
-        self.index.order.demote(name)
+        demote(self.index, name)
 
     def lasting(self) -> set[tuple[str, int]]:
         """What is a hit now."""

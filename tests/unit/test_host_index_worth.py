@@ -15,7 +15,7 @@ from continuum_connector.scheduler.tiers.eviction import DEAD, NUM_CANDIDATES, R
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.marks import Flags, Marks
 from continuum_connector.scheduler.tiers.slots import Numbers
-from tests.unit.chains import NOW, keys, ready, store
+from tests.unit.chains import NOW, keys, ready, store, touch
 
 Order = Callable[[HostIndex, float], Rank | None]
 
@@ -272,7 +272,7 @@ def in_turn(order: Order, num_programs: int = 40, length: int = 8, rounds: int =
         if now >= num_programs:
             found, asked = found + hit, asked + length
         if hit:
-            index.order.touch(program, now)
+            touch(index, program, now)
         store(index, program, chain, now, order(index, now))
     return found / asked
 
@@ -289,8 +289,8 @@ def test_in_cyclic_reuse_the_expected_return_keeps_half_where_last_use_keeps_not
 
 def test_only_live_chains_that_leave_say_how_long_blocks_stay() -> None:
     index = HostIndex(6)
-    store(index, "a", keys("old", 2), now=0.0)
-    store(index, "a", keys("new", 2), now=1.0)
+    store(index, "a", keys("new", 1) + keys("old", 2), now=0.0, num_prompt=1)
+    store(index, "a", keys("new", 2), now=1.0, num_prompt=2)
     store(index, "b", keys("b", 2), now=2.0)
     store(index, "c", keys("c", 2), now=9.0)  # takes the superseded chain
     assert index.residence.seconds(9.0) == float("inf")

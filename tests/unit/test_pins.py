@@ -24,8 +24,7 @@ def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float
         deadline=deadline,
         then=After.DROP,
         rank=(value, -arrival),
-        probe_index=0,
-        probe_hash=b"",
+        marks=((0, b""), (0, b"")),
     )
 
 
@@ -111,10 +110,15 @@ def test_a_pin_ended_while_looking_does_not_come_back() -> None:
     assert programs(pins.cheapest_first()) == ["a"]
 
 
-def test_a_program_has_one_pin() -> None:
-    pins = table(pin("a"))
-    with pytest.raises(InvariantError, match="two pins"):
-        pins.add(pin("a"))
+def test_a_program_has_a_pin_for_each_context() -> None:
+    one, two = pin("a"), pin("a")
+    pins = table(one, pin("b"), two)
+    assert pins.of("a") == (one, two)
+    pins.remove(one, PinEnd.PRESSURE)
+    assert pins.of("a") == (two,)
+    assert "a" in pins
+    pins.remove(two, PinEnd.EXPIRED)
+    assert (pins.of("a"), "a" in pins, len(pins)) == ((), False, 1)
 
 
 def test_a_pin_ends_once_and_remembers_why() -> None:
@@ -138,8 +142,7 @@ def test_pins_may_be_removed_while_iterating() -> None:
 def test_the_heaps_stay_proportional_to_the_pins_that_live() -> None:
     pins = table(*(pin(f"p{i}", deadline=1000.0 + i) for i in range(10)))
     for i in range(5000):
-        again = pins.get(f"p{i % 10}")
-        assert again is not None
+        (again,) = pins.of(f"p{i % 10}")
         pins.expect(again, "r")
         pins.unexpect(again, "r")
     assert max(heap.num_entries for heap in (pins._by_deadline, pins._by_rank)) < 100

@@ -8,6 +8,7 @@ import pytest
 from msgspec import structs
 
 from continuum_connector.programs.answers import Answers
+from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.lineage import LineageIndex
 from continuum_connector.programs.program import (
     MAX_KEY_CHARS,
@@ -16,7 +17,6 @@ from continuum_connector.programs.program import (
     Hints,
     Identity,
     IdentitySource,
-    Kept,
     Program,
     ProgramTable,
 )

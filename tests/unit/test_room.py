@@ -70,7 +70,14 @@ class World:
 
     def pin(self, program: str, blocks: list[FakeBlock], arrival: float) -> LivePin:
         pin = LivePin(
-            program, self.holds.take(blocks), (), 0.0, 9.0, After.DROP, (0.0, -arrival), 0, b""
+            program,
+            self.holds.take(blocks),
+            (),
+            0.0,
+            9.0,
+            After.DROP,
+            (0.0, -arrival),
+            ((0, b""), (0, b"")),
         )
         self.pins.add(pin)
         return pin

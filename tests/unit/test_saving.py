@@ -26,7 +26,7 @@ from continuum_connector.scheduler.tiers.writing import (
     Budget,
     Depth,
 )
-from tests.unit.chains import NOW, keys
+from tests.unit.chains import NOW, demote, keys
 
 MANY = 100
 
@@ -51,9 +51,9 @@ class Rig:
         self.saving = Saving(self.dram, self.marks, *parts)
         self.now = NOW
 
-    def store(self, program: str, chain: list[Key], supersedes: bool = True) -> None:
+    def store(self, program: str, chain: list[Key], num_prompt: int = 0) -> None:
         places = list(range(len(chain)))
-        slots = self.dram.reserve(chain, program, self.now, None, supersedes, places)
+        slots = self.dram.reserve(chain, program, self.now, None, num_prompt, places)
         self.dram.settle(slots, stored=True)
 
     def next(self, num_wanted: int = MANY) -> Batch | None:
@@ -120,9 +120,9 @@ def test_a_disk_slot_of_which_a_block_is_missing_is_not_written() -> None:
 def test_what_finished_or_superseded_is_not_written() -> None:
     rig = Rig(20)
     rig.store("a", keys("a", 4))
-    rig.dram.order.demote("a")
-    rig.store("b", keys("b", 4))
-    rig.store("b", keys("c", 4))  # another way: what b had is superseded
+    demote(rig.dram, "a")
+    rig.store("b", keys("c", 1) + keys("b", 3), num_prompt=1)
+    rig.store("b", keys("c", 4), num_prompt=2)  # the answer came back anew
     assert rig.save() == keys("c", 4)
 
 

@@ -100,11 +100,13 @@ ALIKE = {
     "disk_slots": "which slots of an order came right, from our own books",
     "disk_told": "what Reading decides and what is told of it, from our own books",
     "disk_machine": "what machine.py draws, with a disk that is always read",
+    "floods": "whom we forget first: our own table",
     "hints": "what a wish costs whom",
     "outcomes": "what is told of decisions",
     "policies": "each policy over the same loop",
     "renames": "minutes long, so of the others the newest alone is asked, below",
     "policy_machine": "what agents find: the policy's doing",
+    "side_requests": "what the contexts of one id take from each other: our own chains and pins",
     "tier_growth": "how many slots there are",
     "tier_order": "which slot leaves first",
 }

@@ -152,11 +152,15 @@ def test_what_was_read_twice_as_it_left_meanwhile_is_counted_once() -> None:
     others = [b"other" + bytes([number]) * 31 for number in range(7)]
     worth = {"other": 0.0}
     tickets = tier.dram.index.reserve(
-        others, "other", engine.clock(), lambda program: worth.get(program, -1.0), places=range(7)
+        others,
+        "other",
+        engine.clock(),
+        lambda program, _: worth.get(program, -1.0),
+        places=range(7),
     )
     assert len(tickets) == 7
     tier.dram.index.settle(tickets, stored=True)
-    tier.dram.index.order.demote("other")
+    tier.dram.index.demote("other", others)
     engine.worker.disk.is_held = False
     engine.run_until_idle()
     assert engine.worker.disk.num_read > 13

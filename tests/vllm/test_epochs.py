@@ -364,7 +364,7 @@ def switch(engine: Engine, is_on: bool) -> None:
 
 
 def is_pinned(engine: Engine, program: str) -> bool:
-    return engine.connector.side.pins.get(f"job:{program}") is not None
+    return f"job:{program}" in engine.connector.side.pins
 
 
 def test_beside_a_turn_that_made_vllm_refuse_a_reset_new_ones_compute_all_and_are_kept() -> None:

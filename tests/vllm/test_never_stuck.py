@@ -46,7 +46,7 @@ def load_fails_behind_a_hit(
     tokens = prompt(16 * (num_hit + 30), seed=1)
     run_turn(engine, "a1", tokens, max_tokens=1, program="a")
     side = engine.connector.side
-    side.tier.store("job:a", side.pins.get("job:a").blocks, engine.clock())
+    side.tier.store("job:a", side.pins.of("job:a")[-1].blocks, engine.clock())
     engine.run_until_idle()
     park(engine)
     if num_hit:

@@ -37,7 +37,7 @@ def test_an_aborted_waiting_turn_gives_the_pin_back_to_its_deadline(
 ) -> None:
     engine = AgentEngine(async_scheduling=async_scheduling, max_num_seqs=1)
     ended = engine.run_turn("a", 200, program="p")
-    deadline = engine.side.pins.get("job:p").deadline
+    deadline = engine.side.pins.of("job:p")[-1].deadline
     assert deadline <= ended + TTL_S
     engine.add("long", 50, max_tokens=2000, program="q")
     engine.steps(3)
@@ -45,7 +45,7 @@ def test_an_aborted_waiting_turn_gives_the_pin_back_to_its_deadline(
     engine.steps(2)
     engine.clock.advance(waited_s)
     engine.abort("b")
-    assert engine.side.pins.get("job:p").deadline == deadline
+    assert engine.side.pins.of("job:p")[-1].deadline == deadline
     assert engine.connector.has_pending_push_work() == (waited_s > TTL_S)
     engine.step()
     assert engine.num_pins() == int(waited_s < TTL_S)

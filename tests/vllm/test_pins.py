@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from continuum_connector.scheduler import retention
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
 
@@ -101,15 +102,25 @@ def test_a_pin_is_what_makes_the_next_turn_hit_after_others_took_the_pool() -> N
     assert hits == {"ContinuumConnector": 400, None: 0}
 
 
-def test_a_program_has_one_pin_and_a_newer_turn_supersedes_the_older() -> None:
+def test_a_program_has_a_pin_for_each_context_that_it_has_left() -> None:
     engine = AgentEngine()
     engine.run_turn("a", 200, program="p")
-    first = next(iter(engine.side.pins))
     engine.run_turn("b", 300, program="p", seed=9)  # the program starts another context
-    assert engine.ends() == {"superseded": 1}
-    assert engine.num_pins() == 1
-    assert engine.side.pins.get("job:p") is not first
-    assert engine.pinned_blocks() == 19
+    assert engine.ends() == {}
+    assert [len(pin.blocks) for pin in engine.side.pins.of("job:p")] == [13, 19]
+    assert engine.pinned_blocks() == 13 + 19
+    engine.run_turn("a2", engine.next_prompt("a", 20), program="p")
+    assert engine.ends() == {"returned": 1}
+    assert [len(pin.blocks) for pin in engine.side.pins.of("job:p")] == [19, 15]
+
+
+def test_a_program_has_no_more_pins_than_may_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "MAX_PINS", 3)
+    engine = AgentEngine()
+    for number in range(5):
+        engine.run_turn(f"a{number}", 40, program="p", seed=number)
+    assert engine.ends() == {"superseded": 2}
+    assert engine.num_pins() == 3
 
 
 @MODES
@@ -166,7 +177,8 @@ def test_strangers_who_share_a_job_id_do_each_other_no_harm() -> None:
                 tokens = engine.next_prompt(f"{i}.{turn - 1}", 20)
             engine.add(f"{i}.{turn}", tokens, seed=i, program="agent", max_tokens=10 + i)
         engine.run_until_idle()
-        assert engine.num_pins() == 1
+        assert engine.num_pins() == 4
+    assert engine.ends() == {"returned": 8}
     assert set(engine.finish_reasons.values()) == {"length"}
 
 
@@ -177,7 +189,7 @@ def test_the_client_may_ask_for_a_ttl_up_to_max_ttl_s(hint: float, ttl_s: float)
     engine = AgentEngine(extra_config={"max_ttl_s": 7.0})
     asked = {"continuum": {"program": "p", "ttl_s": hint}}
     engine.run_turn("a", 200, kv_transfer_params=asked)
-    pin = engine.side.pins.get("p")
+    pin = engine.side.pins.of("p")[-1]
     assert pin.deadline - pin.started == ttl_s
     assert engine.kv_transfer_params["a"]["continuum"]["ttl_s"] == ttl_s
     engine.clock.now = pin.deadline

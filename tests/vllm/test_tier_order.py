@@ -16,13 +16,13 @@ from tests.vllm.tiering import (
 )
 
 
-def test_a_fork_leaves_what_it_superseded_to_others_first() -> None:
-    engine = tiered(num_slots=7 + 13 + 9)
-    run_turn(engine, "z", 100, seed=5, program="z")  # 7 blocks, colder than the fork
-    run_turn(engine, "a", 200, program="p")  # 13
-    run_turn(engine, "fork", prompt(200)[:100] + prompt(120, seed=8), program="p")  # 6 + 8
+def test_an_answer_that_comes_back_anew_leaves_what_it_superseded_to_others_first() -> None:
+    engine = tiered(num_slots=7 + 19 + 6)
+    run_turn(engine, "z", 100, seed=5, program="z")  # 7 blocks, colder than the other's
+    run_turn(engine, "a", 200, max_tokens=100, program="p")  # 12 and 6 of the answer
+    run_turn(engine, "b", prompt(200) + prompt(60, seed=8), program="p")  # 12 and 5
     park(engine)  # no pin is left that would store again what has left
-    run_turn(engine, "c", 110, seed=3, program="q")  # 7, one slot is free
+    run_turn(engine, "c", 110, seed=3, program="q")  # 7, of which two are free
     park(engine)
     run_turn(engine, "z2", engine.next_prompt("z", 20), program="z")
     assert engine.cached["z2"][1] == 7 * 16
@@ -31,7 +31,7 @@ def test_a_fork_leaves_what_it_superseded_to_others_first() -> None:
 
 
 def test_turns_of_one_program_at_once_do_not_supersede_each_other() -> None:
-    engine = tiered(num_slots=7 + 13 + 13)
+    engine = tiered(num_slots=7 + 13 + 13 + 9)
     engine.add("long", 40, max_tokens=120, seed=9, program="p")  # under way all the time
     run_turn(engine, "z", 100, seed=5, program="z", idle=False)  # 7
     run_turn(engine, "one", 200, seed=1, program="p", idle=False)  # 13
@@ -39,13 +39,13 @@ def test_turns_of_one_program_at_once_do_not_supersede_each_other() -> None:
     assert "long" not in engine.finish_reasons
     order = engine.connector.side.tier.index._claims.order
     assert sorted(len(chain.tickets) for chain in order.current("job:p")) == [13, 13]
-    engine.run_until_idle()  # `long` is the last of them, and the program is alone
-    assert len(order.current("job:p")) == 1
+    engine.run_until_idle()  # `long` is the last of them, and continues neither
+    assert sorted(len(chain.tickets) for chain in order.current("job:p")) == [9, 13, 13]
     assert answers_as_without_a_tier(engine)
     wind_down(engine)
 
 
-def is_p(program: str) -> float:
+def is_p(program: str, _last_used: float) -> float:
     return float(program == "job:p")
 
 

@@ -20,7 +20,7 @@ from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.tiers.transfers import Transfer
 from continuum_connector.scheduler.tiers.wanted import OnDisk as OnDisk
 
-RankAt = Callable[[float], Rank]  # now -> worth of programs, valid until something happens
+RankAt = Callable[[float], Rank]  # now -> worth of chains, valid until something happens
 
 
 class Tier(Protocol):
@@ -30,7 +30,7 @@ class Tier(Protocol):
     `traffic`: its copies, with those of everything else below VRAM.
     `is_up`: whether it takes and gives anything; if it once did and no longer does, `down_reason`
     says why in a sentence.
-    `rank_at`: the worth of programs. Those worth least leave first; with None, the least recently
+    `rank_at`: the worth of chains. Those worth least leave first; with None, the least recently
     used.
     `loans`: lends what it has of running turns' prompts to them.
     `ahead`: brings blocks nearer while turns wait; None where nothing does.
@@ -58,15 +58,13 @@ class Tier(Protocol):
         blocks: ChainBlocks,
         now: float,
         request: Any = None,
-        supersedes: bool = True,
     ) -> bool:
         """Queue a store of those `blocks` that are not there yet. Room is made by evicting what is
         worth no more; blocks that get no room are not stored.
 
         Returns whether most of them are there now or will be. They are held until the copy has
-        settled, so the caller may let go of them at once. `request`: the request they belong to,
-        for KV events. `supersedes`: whether the program wants nothing else of what it stored, as
-        when it has no other turn under way.
+        settled, so the caller may let go of them at once. `request`: the request they belong to.
+        What else the program has here stays as it is, but for what these blocks continue.
         """
 
     def find(self, request: Any, num_vram_tokens: int) -> int:
@@ -90,8 +88,9 @@ class Tier(Protocol):
     def forget_request(self, request_id: str) -> None:
         """The request is over: drop what was remembered for its lookups."""
 
-    def demote(self, program: str) -> None:
-        """Make what the program has here the first to be evicted, until it is used again."""
+    def demote(self, program: str, blocks: ChainBlocks, request: Any = None) -> None:
+        """Make what the program has here of these blocks, and of what they continue, the first to
+        be evicted, until it is used again."""
 
     def residence_s(self, now: float) -> float:
         """Seconds a stored block stays before it leaves for room; infinite while none has to."""

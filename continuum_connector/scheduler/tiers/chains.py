@@ -1,7 +1,8 @@
 """SlotClaims: which chains claim which slots, and in which order they let go.
 
-A program has one chain per branch. What its newest turn does not continue is superseded, and leaves
-before any program's live chain.
+A program has one chain per branch, each with its own last use. A chain is superseded, and leaves
+before any live chain, once a turn continues it, or once MAX_PASSED newer chains of its program do
+not: what a turn leaves takes nothing from a chain that it does not continue.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from continuum_connector.scheduler.tiers.slots import (
 # chains of 50 that share nothing; a DRAM of 10^6 blocks takes about as much for keys and columns.
 MAX_CLAIM_BYTES = 256 << 20
 CHAIN_BYTES = 600  # beside its claims: the object, an array's header, its entries in the order
-# A client may send one id for all it does, and every store and load looks at all chains of a
-# program. Agents fork into a few branches; beyond this many the oldest counts as superseded.
-MAX_CHAINS_PER_PROGRAM = 64
+# A client may send one id for all it does, so a turn that does not continue a chain says little of
+# it: the next one may. After so many in a row nobody is expected to. That bounds the chains of a
+# program, too, at all of which every store and load looks.
+MAX_PASSED = 64
 # How many live chains are searched for tails that are on disk, and how many blocks of a tail are
 # looked at first. Each further look takes more, so that a tail that is not on disk costs little,
 # however long the chain.
@@ -59,24 +61,48 @@ class SlotClaims:
     def are_too_many(self) -> bool:
         return self.num_bytes > MAX_CLAIM_BYTES
 
-    def begin(self, present: Numbers, program: str, now: float, supersedes: bool) -> Chain:
-        """Begin a chain that claims its `present` slots before anything is evicted."""
-        chain = Chain(program, now, self._table.tickets[present])
+    def begin(self, present: Numbers, program: str, now: float, num_prompt: int) -> Chain:
+        """Begin a chain that claims its `present` slots before anything is evicted. `num_prompt`:
+        how many of its blocks its prompt has, 0 if nobody knows."""
+        chain = Chain(program, now, self._table.tickets[present], num_prompt)
         self._table.num_chains[present] += 1
         self._num_claims += len(present)
-        current = self.order.current(program)
-        older: list[Chain] = []
         self._superseded = []
-        if current:
+        if current := self.order.current(program):
             self._table.mark(present, True)
-            older = [c for c in current if supersedes or self._table.is_continued(c)]
-            for each in older:
-                self._supersede(each)
+            older = self._continued(current, num_prompt)
+            for each in current:
+                each.num_passed += 1
+                if each in older or each.num_passed >= MAX_PASSED:
+                    self._supersede(each)
             self._table.mark(present, False)
         self.order.add(chain)
-        if len(current) - len(older) >= MAX_CHAINS_PER_PROGRAM:
-            self.order.supersede(self.order.current(program)[0])
         return chain
+
+    def use(self, program: str, last: Tickets, now: float) -> None:
+        """A turn of the program loads up to this ticket's slot: those of its chains that have it
+        are used now."""
+        has_it = [c for c in self.order.current(program) if (c.tickets == last).any()]
+        self.order.touch(has_it, now)
+
+    def demote(self, program: str, numbers: Numbers, num_prompt: int) -> None:
+        """Nobody will continue those of the program's chains that a turn with these slots, -1 where
+        a block has none, continues."""
+        present = numbers[numbers >= 0]
+        self._table.mark(present, True)
+        self.order.demote(self._continued(self.order.current(program), num_prompt))
+        self._table.mark(present, False)
+
+    def _continued(self, current: Sequence[Chain], num_prompt: int) -> list[Chain]:
+        """Those of the chains that the marked one continues: to the end, or, if it does none of
+        them, from the end of a shorter prompt on."""
+        table = self._table
+        whole = [each for each in current if table.is_continued(each)]
+        return whole or [
+            each
+            for each in current
+            if each.num_prompt < num_prompt and table.is_answered_anew(each)
+        ]
 
     def withdraw(self, chain: Chain) -> None:
         """Undo the newest chain: what it superseded is again as it was."""

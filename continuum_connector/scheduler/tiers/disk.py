@@ -17,7 +17,7 @@ import numpy as np
 
 from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.kv_groups import KvGroups
+from continuum_connector.scheduler.kv_groups import ChainBlocks, KvGroups
 from continuum_connector.scheduler.tiers.base import RankAt
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Found
 from continuum_connector.scheduler.tiers.dram import DramTier
@@ -135,9 +135,11 @@ class DiskTier:
         self.ahead.forget(request_id)
         self.dram.forget_request(request_id)
 
-    def demote(self, program: str) -> None:
-        self.dram.demote(program)
-        self.disk.shelves.demote(program)
+    def demote(self, program: str, blocks: ChainBlocks, request: Any = None) -> None:
+        self.dram.demote(program, blocks, request)
+        length = self._plan.slot_blocks
+        names = blocks.keys[length - 1 :: length]
+        self.disk.demote(program, [name for name in names if name is not None])
 
     def take_events(self) -> list[Any]:
         if self._events is not None and self.disk.gone:

@@ -86,6 +86,12 @@ class DiskIndex:
         numbers[self._states[numbers] != _State.READY] = -1
         return numbers
 
+    def demote(self, program: str, keys: Sequence[Key]) -> None:
+        """The program is done with these: what no other uses leaves first."""
+        found = (self._numbers.get(key) for key in keys)
+        numbers = np.array([number for number in found if number is not None], np.int64)
+        self.shelves.demote(program, numbers)
+
     # --- writes -----------------------------------------------------------------------
     def reserve(self, program: str, keys: Sequence[Key], depths: Sequence[int]) -> Numbers:
         """Return a WRITING slot for each of those keys, none of which is there yet; for the first

@@ -20,7 +20,8 @@ from continuum_connector.scheduler.tiers.slots import Numbers
 
 _NOBODY = 0
 _NOTHING: Numbers = np.empty(0, np.int64)
-_MAX_CLAIMS = 8  # on average, of programs on a slot; beyond, the oldest claims are forgotten
+_MAX_CHAINS = 8  # of a program; beyond, the one used longest ago claims nothing
+_MAX_CLAIMS = 8  # on average, of chains on a slot; beyond, the oldest claims are forgotten
 
 
 class Shelf:
@@ -35,13 +36,14 @@ class Shelf:
 
 
 class Claims:
-    """Which slots each program has used that has not finished. `num_of`: how many programs claim a
-    slot. A claim is on what the slot held then: once that has left, the slot is nobody's."""
+    """Which slots the chains of programs use that have not finished. `num_of`: how many chains
+    claim a slot. A claim is on what the slot held then: once that has left, it is nobody's."""
 
     def __init__(self) -> None:
         self.num_of = np.empty(0, np.int64)
         self._content = np.empty(0, np.int64)  # of each slot: it changes when that leaves
-        self.of: OrderedDict[str, tuple[Numbers, Numbers]] = OrderedDict()  # slots, their content
+        # By program, least recently used first: of each chain its slots, and their content.
+        self.of: OrderedDict[str, list[tuple[Numbers, Numbers]]] = OrderedDict()
         self._num_entries = 0
 
     def grow(self, num_slots: int) -> None:
@@ -55,37 +57,60 @@ class Claims:
         old, self.of, self._num_entries = self.of, OrderedDict(), 0
         return old
 
-    def check(self) -> None:
-        """Prove that the counts are those of the claims; O(claims), for tests."""
-        held = [slots[self._content[slots] == content] for slots, content in self.of.values()]
-        counts = np.bincount(np.concatenate([_NOTHING, *held]), minlength=len(self.num_of))
-        if (counts != self.num_of).any():
-            raise InvariantError(f"disk slots are claimed {counts}, counted {self.num_of}")
-        if self._num_entries != sum(len(slots) for slots, _ in self.of.values()):
-            raise InvariantError(f"{self._num_entries} claims on disk slots are counted wrongly")
+    def use(self, program: str, numbers: Numbers) -> None:
+        """A chain of the program uses these slots; what it continues claims nothing any more."""
+        self.end(program, numbers)
+        if len(self.of.get(program, ())) >= _MAX_CHAINS:
+            self._end(program, 0)
+        self._begin(program, numbers)
 
     def add(self, program: str, numbers: Numbers) -> None:
-        """The program uses these slots, too."""
-        before = self.end(program)
-        numbers = np.union1d(before, numbers)
-        self.num_of[numbers] += 1
-        self.of[program] = numbers, self._content[numbers]
-        self._num_entries += len(numbers)
-        while self._num_entries > _MAX_CLAIMS * len(self.num_of):
-            self.end(next(iter(self.of)))
+        """The chain of the program that was used last uses these slots, too."""
+        if self.of.get(program):
+            numbers = np.union1d(self._end(program, -1), numbers)
+        self._begin(program, numbers)
 
-    def end(self, program: str) -> Numbers:
-        """The program claims nothing any more. Returns what it claimed and is there still."""
-        slots, content = self.of.pop(program, (_NOTHING, _NOTHING))
-        self._num_entries -= len(slots)
-        there: Numbers = slots[self._content[slots] == content]
-        self.num_of[there] -= 1
-        return there
+    def end(self, program: str, numbers: Numbers) -> None:
+        """What has no slots but these claims nothing any more."""
+        chains = self.of.get(program, ())
+        for place in reversed(range(len(chains))):
+            slots, content = chains[place]
+            if np.isin(slots[self._content[slots] == content], numbers).all():
+                self._end(program, place)
 
     def left(self, numbers: Numbers) -> None:
         """What these slots held has left."""
         self._content[numbers] += 1
         self.num_of[numbers] = 0
+
+    def _begin(self, program: str, numbers: Numbers) -> None:
+        self.num_of[numbers] += 1
+        self.of.setdefault(program, []).append((numbers, self._content[numbers]))
+        self.of.move_to_end(program)
+        self._num_entries += len(numbers)
+        while self._num_entries > _MAX_CLAIMS * len(self.num_of):
+            self._end(next(iter(self.of)), 0)
+
+    def _end(self, program: str, place: int) -> Numbers:
+        """Returns what that chain claimed and is there still."""
+        chains = self.of[program]
+        slots, content = chains.pop(place)
+        if not chains:
+            del self.of[program]
+        self._num_entries -= len(slots)
+        there: Numbers = slots[self._content[slots] == content]
+        self.num_of[there] -= 1
+        return there
+
+    def check(self) -> None:
+        """Prove that the counts are those of the claims; O(claims), for tests."""
+        claims = [claim for chains in self.of.values() for claim in chains]
+        held = [slots[self._content[slots] == content] for slots, content in claims]
+        counts = np.bincount(np.concatenate([_NOTHING, *held]), minlength=len(self.num_of))
+        if (counts != self.num_of).any():
+            raise InvariantError(f"disk slots are claimed {counts}, counted {self.num_of}")
+        if self._num_entries != sum(len(slots) for slots, _ in claims):
+            raise InvariantError(f"{self._num_entries} claims on disk slots are counted wrongly")
 
 
 class Shelves:
@@ -121,6 +146,7 @@ class Shelves:
     def place(self, program: str, numbers: Numbers) -> None:
         """Add these slots to what the program's last turn used; that counts as used now."""
         if len(numbers):
+            self.claims.add(program, numbers)
             self._take(self._last.get(program) or self._new(program), numbers)
 
     def use(self, program: str, numbers: Numbers) -> None:
@@ -128,15 +154,16 @@ class Shelves:
         program has stays where it is, as another of its chains may want that."""
         if len(numbers):
             older = self._last.get(program)
+            self.claims.use(program, numbers)
             self._take(self._new(program), numbers)
             if older is not None:
                 self._compact(older)
 
-    def demote(self, program: str) -> None:
-        """The program is done: make what nobody else uses the first to leave."""
-        numbers = self.claims.end(program)
+    def demote(self, program: str, numbers: Numbers) -> None:
+        """The program wants these slots no more: make those that nobody else uses the first to
+        leave."""
+        self.claims.end(program, numbers)
         numbers = numbers[self.claims.num_of[numbers] == 0]
-        self._last.pop(program, None)
         if len(numbers):
             shelf = self._new("")
             self._done[shelf.number] = shelf
@@ -171,7 +198,6 @@ class Shelves:
 
     def _take(self, shelf: Shelf, numbers: Numbers) -> None:
         """The shelf's program uses these slots now."""
-        self.claims.add(shelf.program, numbers)
         self._last[shelf.program] = shelf
         self._live[shelf.number] = shelf
         self._live.move_to_end(shelf.number)

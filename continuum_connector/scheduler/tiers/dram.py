@@ -7,6 +7,7 @@ forgotten and its tokens are computed again (law 4).
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,9 +101,8 @@ class DramTier:
         blocks: ChainBlocks,
         now: float,
         request: Any = None,
-        supersedes: bool = True,
     ) -> bool:
-        """HostIndex.reserve says what `supersedes` does to the slots."""
+        """HostIndex.reserve says which older chains this supersedes."""
         keys, is_up = blocks.keys, self.is_up
         if None in keys:  # vLLM forgot them while a pin held them (BlockPool.evict_blocks)
             is_up = is_up and self._groups.are_simple
@@ -114,7 +114,8 @@ class DramTier:
         rank = None if self.rank_at is None else self.rank_at(now)
         evicted, refused = self.index.num_evicted, self.index.num_refused
         places = self._places(blocks)
-        slots = self.index.reserve(keys, program, now, rank, supersedes, places)
+        num_prompt = _num_prompt(blocks, request)
+        slots = self.index.reserve(keys, program, now, rank, num_prompt, places)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
@@ -149,15 +150,16 @@ class DramTier:
         # slots, so that every rank refuses it and its tokens are computed again.
         slots = np.full(len(blocks), -1) if slots is None else self.index.acquire(slots)
         self.traffic.load(self._owner, program, request.request_id, blocks, slots, now)
-        self.index.order.touch(program, now)
+        self.index.use(program, slots[-1:], now)
         return {"dram": num_tokens}
 
     def forget_request(self, request_id: str) -> None:
         self._found.forget(request_id)
 
     # --- what leaves ------------------------------------------------------------------
-    def demote(self, program: str) -> None:
-        self.index.order.demote(program)
+    def demote(self, program: str, blocks: ChainBlocks, request: Any = None) -> None:
+        keys = [key for key in blocks.keys if key is not None]
+        self.index.demote(program, keys, _num_prompt(blocks, request))
 
     def residence_s(self, now: float) -> float:
         return self.index.residence.seconds(now)
@@ -234,3 +236,10 @@ class DramTier:
             self.events.lost()
         self._account.gauge("tier_up", 0.0)
         self.went_down()
+
+
+def _num_prompt(blocks: ChainBlocks, request: Any) -> int:
+    """How many of a turn's blocks its prompt has, less the last, which may hold what its template
+    puts before an answer alone; 0 where the turn is not known any more."""
+    num = 0 if request is None else bisect_right(blocks.ends, request.num_prompt_tokens)
+    return max(0, num - 1)

@@ -1,7 +1,7 @@
 """EvictionOrder: which chains leave DRAM before which others.
 
-What finished programs left goes first, then what newer turns of their programs superseded (forks,
-compactions), each oldest first; then chains that are lent, because a running turn has their blocks
+What finished programs left goes first, then what newer turns of their programs superseded, each
+oldest first; then chains that are lent, because a running turn has their blocks
 in VRAM and will store them anew, the latest first; then live chains by worth, which the caller
 provides.
 
@@ -15,14 +15,15 @@ import itertools
 import math
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.slots import Chain
 
-Rank = Callable[[str], float]  # program -> worth of its blocks in DRAM
+# Program, and when a chain of it was last used -> worth of that chain in DRAM.
+Rank = Callable[[str, float], float]
 
 DEAD = -math.inf  # worth of what finished programs or superseded turns left: no program misses it
 LENT = -1e12  # worth of what is lent, exactly; it leaves before all that is live, and is not lost
@@ -54,7 +55,8 @@ class EvictionOrder:
         self._lent: OrderedDict[Chain, None] = OrderedDict()
         self.loans: dict[str, Loan] = {}  # by program, until that turn has ended
         self._live: OrderedDict[Chain, None] = OrderedDict()
-        # A program's chains in `_done`, `_lent` and `_live`; more than one where its turns overlap.
+        # A program's chains in `_done`, `_lent` and `_live`, oldest first. It has several where its
+        # turns do not continue each other: side requests, forks, conversations that share a name.
         self._current: dict[str, list[Chain]] = {}
 
     def __iter__(self) -> Iterator[Chain]:
@@ -81,18 +83,18 @@ class EvictionOrder:
         self._live[chain] = None
         self._current.setdefault(chain.program, []).append(chain)
 
-    def touch(self, program: str, now: float) -> None:
-        """The program is active: its chains are live and used now."""
-        for chain in self._current.get(program, ()):
+    def touch(self, chains: Iterable[Chain], now: float) -> None:
+        """A turn has used these chains: they are live and used now."""
+        for chain in chains:
             chain.last_used = now
             self._done.pop(chain, None)
             self._lent.pop(chain, None)
             self._live[chain] = None
             self._live.move_to_end(chain)
 
-    def demote(self, program: str) -> None:
-        """The program is done: its chains leave before all live ones."""
-        for chain in self._current.get(program, ()):
+    def demote(self, chains: Iterable[Chain]) -> None:
+        """Nobody will continue these chains: they leave before all live ones."""
+        for chain in chains:
             self._live.pop(chain, None)
             self._lent.pop(chain, None)
             self._done[chain] = None
@@ -117,7 +119,7 @@ class EvictionOrder:
         return loan.num_blocks if loan.given else 0
 
     def supersede(self, chain: Chain) -> None:
-        """A newer turn of its program does not continue this chain."""
+        """A newer turn of its program continues this chain, or many have not."""
         self.remove(chain)
         self._superseded[chain] = None
 
@@ -165,7 +167,9 @@ class EvictionOrder:
             for place, chain in itertools.islice(ends[end], num_unseen):
                 num_unseen -= 1
                 if chain is not besides and not self._is_stuck(chain):
-                    heapq.heappush(window, (rank(chain.program), place, chain, end))
+                    heapq.heappush(
+                        window, (rank(chain.program, chain.last_used), place, chain, end)
+                    )
                     return
 
         for _ in range(NUM_CANDIDATES):
@@ -232,9 +236,9 @@ def least(program: str, rank: Rank | None) -> Rank:
     """Return `rank`, but with this program's blocks worth less than all that is live. If `rank` is
     None, all other programs' blocks are worth little, too."""
 
-    def worth(each: str) -> float:
+    def worth(each: str, last_used: float) -> float:
         if each == program:
             return -sys.float_info.max
-        return rank(each) if rank is not None else -sys.float_info.max / 2
+        return rank(each, last_used) if rank is not None else -sys.float_info.max / 2
 
     return worth

@@ -104,24 +104,20 @@ class HostIndex:
         program: str,
         now: float,
         rank: Rank | None = None,
-        supersedes: bool = True,
+        num_prompt: int = 0,
         places: Sequence[int] = (),
     ) -> Tickets:
         """Claim slots for those of `keys`, one chain, that are not stored yet, evicting if needed.
 
         Returns a WRITING slot per new key. Stops at the first key for which no room can be made,
-        because all else is busy or, by `rank`, worth more than what `program` has in DRAM. So what
-        is stored of a chain is always a prefix of it, or all or nothing where chains are `whole`;
-        then nothing is evicted in vain. Without `rank`, the least recently used is worth least.
-        With `supersedes`, the program's other chains leave before any live chain; without it only
-        those that this chain continues do, as the program has other turns under way. `places`: the
-        blocks' places in their chain, from 0, for the marks.
+        because all else is busy or, by `rank`, worth more. So a prefix is stored, or all or nothing
+        where chains are `whole`. Without `rank`, the least recently used is worth least.
+        `num_prompt`: how many of `keys` the prompt has. `places`: those of the blocks, for marks.
         """
         numbers = self.slots_of(keys)
         present, missing = numbers[numbers >= 0], (numbers < 0).nonzero()[0]
-        self.order.touch(program, now)
         loan = self.order.loans.get(program) if self.marks is not None else None
-        chain = self._claims.begin(present, program, now, supersedes)
+        chain = self._claims.begin(present, program, now, num_prompt)
         victims: list[Chain] = []
         claimed = self._make_room(len(missing), chain, now, rank, victims)
         self.num_refused += len(missing) - len(claimed)
@@ -174,7 +170,6 @@ class HostIndex:
         there = tickets[self._table.are_there(tickets)]
         return list(self._table.keys[numbers_of(there)].tolist())
 
-    # --- loads ------------------------------------------------------------------------
     def acquire(self, tickets: Tickets) -> Tickets:
         """Start reading; all must be READY. The slots cannot be reused meanwhile."""
         if self.still_ready(tickets) < len(tickets):
@@ -198,9 +193,16 @@ class HostIndex:
         return self._claims.order
 
     def next_to_leave(self, rank: Rank | None) -> Iterator[Chain]:
-        """Live chains in the order in which they leave, the tail of each first; changes nothing. No
-        longer usable after the first change."""
+        """Live chains in the order in which they leave, until something changes."""
         return (chain for _, chain in self._claims.order.victims(NOBODYS, rank, only_live=True))
+
+    def use(self, program: str, last: Tickets, now: float) -> None:
+        """A turn of the program loads a chain up to this ticket's slot."""
+        self._claims.use(program, last, now)
+
+    def demote(self, program: str, keys: Sequence[Key], num_prompt: int = 0) -> None:
+        """The program's turn with these keys is a last one: what it continues leaves first."""
+        self._claims.demote(program, self.slots_of(keys), num_prompt)
 
     def chains_of(self, program: str) -> Sequence[Chain]:
         """The program's live chains."""
@@ -258,7 +260,7 @@ class HostIndex:
         if len(free) == num_wanted:
             return free
         num_missing, marks = num_wanted - len(free), self.marks
-        own = rank(chain.program) if rank is not None else 0.0
+        own = rank(chain.program, now) if rank is not None else 0.0
         on_disk = marks if marks and own > DEAD and marks.passes_on(now) else None
         num_whole = num_missing if self._whole else 0
         taken, num_lost = [free], 0  # live blocks
@@ -294,7 +296,6 @@ class HostIndex:
         self._lose(numbers)
         self.num_evicted += len(numbers)
 
-    # --- slots ------------------------------------------------------------------------
     def _orphan(self, numbers: Numbers) -> None:
         self._lose(numbers)
         self.num_orphans_read += len(numbers)

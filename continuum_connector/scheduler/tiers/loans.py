@@ -7,10 +7,12 @@ else. A turn that ends without a store puts back what left.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.slots import Chain
 from continuum_connector.scheduler.tiers.wanted import block_keys
 
 MOST_CHANGED = 8  # of a chain, an eighth may be other than the prompt that goes on from it
@@ -25,17 +27,26 @@ class Loans:
 
     def lend(self, program: str, request: Any, num_tokens: int) -> None:
         """The program's only turn under way runs, and has the first `num_tokens` of its prompt in
-        VRAM, or is about to load them. Lend it the program's only chain, if that is about that."""
-        chains = self._index.chains_of(program)
-        if len(chains) != 1 or not self._groups.are_simple:
+        VRAM, or is about to load them. Lend it the newest of the program's chains that are about
+        that."""
+        if not self._groups.are_simple:
             return  # windows and states: VRAM has others than DRAM
-        # Not to its end, because the prompt may repeat the answer without the thinking in it.
-        length = len(chains[0].tickets)
+        for chain in reversed(self._index.chains_of(program)):
+            if self._is_of(chain, request.block_hashes, num_tokens):
+                self._index.order.lend(chain, request.request_id)
+                return
+
+    def _is_of(self, chain: Chain, hashes: Sequence[bytes], num_tokens: int) -> bool:
+        """Whether the first `num_tokens` of that prompt are nearly all of the chain. Not to its
+        end, because the prompt may repeat the answer without the thinking in it."""
+        length = len(chain.tickets)
         num = max(1, length - max(1, length // MOST_CHANGED))
-        last, hashes = chains[0].tickets[num - 1 : num], request.block_hashes
         has_it = num * self._groups.hash_size <= num_tokens and num <= len(hashes)
-        if has_it and self._index.keys_of(last) == block_keys(hashes[num - 1 : num]):
-            self._index.order.lend(chains[0], request.request_id)
+        if not has_it:
+            return False
+        return self._index.keys_of(chain.tickets[num - 1 : num]) == block_keys(
+            hashes[num - 1 : num]
+        )
 
     def take_back(self, program: str, ended: str = "") -> int:
         """The turn does not run any more, or is not alone: nothing more leaves for it. With its

@@ -234,7 +234,7 @@ class Reading:
         can_wait = wait is not None and self._makes_room(now)
         rank = self.rank_at(now)
         rank = least(program, rank) if can_wait else rank
-        tickets = self._dram.reserve(keys, program, now, rank, supersedes=False, places=chain)
+        tickets = self._dram.reserve(keys, program, now, rank, places=chain)
         self._account.count("dram_evicted_blocks", self._dram.num_evicted - num_evicted)
         targets = np.full(end, -1, np.int64)
         targets[is_wanted.nonzero()[0][: len(tickets)]] = tickets

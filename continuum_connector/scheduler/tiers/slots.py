@@ -39,13 +39,17 @@ def numbers_of(tickets: Tickets) -> Numbers:
 class Chain:
     """The blocks of one turn that are in DRAM, head first; it leaves tail first.
 
-    Two chains with a common prefix claim the same slots. `last_used`: when its program last
-    stored or loaded, monotonic seconds.
+    Two chains with a common prefix claim the same slots. `last_used`: when a turn that continues it
+    last stored or loaded, monotonic seconds. `num_prompt`: how many of its blocks the turn's prompt
+    had, the answer's come after them; 0 if nobody knows. `num_passed`: newer chains of its program
+    that do not continue it.
     """
 
     program: str
     last_used: float
     tickets: Tickets = field(default_factory=NO_TICKETS.copy)
+    num_prompt: int = 0
+    num_passed: int = 0
 
     def cut(self, num_claims: int) -> None:
         """Let go of so many claims at the tail. A copy: a view would keep the bytes of them all."""
@@ -170,10 +174,20 @@ class SlotTable:
         return there[~self._is_marked[numbers_of(there)]]
 
     def is_continued(self, chain: Chain) -> bool:
-        """Whether the marked chain continues this one. A block's hash covers all before it, so one
-        common block at the tip, of any KV group, is enough: windows may have moved on."""
+        """Whether the marked chain continues this one to its end."""
+        return self._has_tip(chain.tickets)
+
+    def is_answered_anew(self, chain: Chain) -> bool:
+        """Whether the marked chain continues this one's prompt to its end: many clients send an
+        answer back without its thinking."""
+        return chain.num_prompt > 0 and self._has_tip(chain.tickets[: chain.num_prompt])
+
+    def _has_tip(self, tickets: Tickets) -> bool:
+        """Whether the marked chain has the last of these blocks. A block's hash covers all before
+        it, so one common block at the tip, of any KV group, is enough: windows may have moved
+        on."""
         tip = None
-        for ticket in chain.tickets[::-1]:
+        for ticket in tickets[::-1]:
             number = ticket & _NUMBER_MASK
             if self.tickets[number] != ticket:
                 continue

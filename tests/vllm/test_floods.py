@@ -1,0 +1,52 @@
+"""Floods of new programs: what never came back is forgotten first, and what is forgotten ranks in
+DRAM by its last use."""
+
+from __future__ import annotations
+
+import pytest
+
+from continuum_connector.toolcalls.asked import Asked, Ending
+from tests.vllm.harness import Engine
+from tests.vllm.machine_draws import COSTS
+from tests.vllm.tiering import check, tiered
+
+
+def beside_a_flood(max_programs: int, named: bool = False) -> tuple[int, Engine]:
+    """What an agent finds beside 25 questions between two of its turns, six blocks each."""
+    config = {"policy": "adaptive", "max_programs": max_programs}
+    engine = tiered(60, 120, max_num_batched_tokens=4096, config=config)
+    engine.connector.costs.restore(COSTS["both"])
+    engine.connector.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
+    found = 0
+    for turn in range(3):
+        tokens = engine.next_prompt(f"a{turn - 1}", 32) if turn else 640
+        ran = {"this_func_call": "make"}
+        engine.add(f"a{turn}", tokens, 4, seed=1, program="agent", extra_args=ran)
+        engine.run_until_idle()
+        found += sum(engine.cached[f"a{turn}"])
+        engine.idle(1.0)
+        for number in range(25):
+            name = f"f{turn}.{number}"
+            seed = 1000 * turn + 100 + number
+            engine.add(name, 100, 2, seed=seed, program=name if named else None)
+            engine.run_until_idle()
+            engine.idle(0.1)
+    check(engine)
+    return found, engine
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["questions", "new names"])
+def test_more_new_programs_than_are_remembered_take_nothing_from_an_agent(named: bool) -> None:
+    roomy, _ = beside_a_flood(10_000, named)
+    crowded, engine = beside_a_flood(20, named)
+    assert roomy == crowded > 1200
+    assert len(engine.connector.side.programs) <= 20
+
+
+def test_a_flood_of_questions_does_not_make_us_forget_an_agent() -> None:
+    _, engine = beside_a_flood(20)
+    programs, away = engine.connector.side.programs, engine.connector.side.decider.away
+    agent = programs.get("job:agent")
+    assert agent is not None
+    assert agent.num_turns == 3
+    assert away.forecast_of("job:agent") is not None

@@ -1,0 +1,205 @@
+"""Law 8: a turn takes nothing from a chain that it does not continue.
+
+Clients put several contexts under one id: titles and summaries, forks, the conversations of an
+application. With its id each finds no less than without, and all together no less than in stock
+vLLM: in VRAM alone, with DRAM, and with a disk below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from continuum_connector.toolcalls.asked import Asked, Ending
+from tests.vllm.harness import Engine, prompt
+from tests.vllm.machine_draws import COSTS
+from tests.vllm.tiering import check, on_disk, tiered
+
+Name = Callable[[str], str | None]  # what a client calls each of its contexts
+
+POLICIES = pytest.mark.parametrize("policy", ["adaptive", "fixed_ttl"])
+
+
+def itself(context: str) -> str | None:
+    return context
+
+
+def nothing(_: str) -> str | None:
+    return None
+
+
+def one_id(_: str) -> str | None:
+    return "app"
+
+
+def stock(num_blocks: int) -> Engine:
+    return Engine(num_blocks, connector=None)
+
+
+def ours(num_blocks: int, num_slots: int, policy: str = "adaptive", **more: Any) -> Engine:
+    """To compute is slow; every answer reads as a last one."""
+    engine = tiered(num_blocks, num_slots, config={"policy": policy}, **more)
+    engine.connector.costs.restore(COSTS["both"])
+    engine.connector.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
+    return engine
+
+
+def later(engine: Engine, seconds: float) -> None:
+    if engine.connector is None:
+        engine.clock.advance(seconds)
+    else:
+        engine.idle(seconds)
+
+
+def turn(engine: Engine, name: str, tokens: list[int], program: str | None, **more: Any) -> int:
+    """A turn runs to its end; returns how many of its tokens were found."""
+    engine.add(name, tokens, 6, program=program, **more)
+    engine.run_until_idle()
+    return sum(engine.cached[name])
+
+
+# --- a side request between two turns of an agent -------------------------------------------
+def agent(engine: Engine, named: Name, with_side: bool, num_rounds: int = 6) -> list[int]:
+    """What an agent's turns after the first find, with a request for a title, a topic or a summary
+    before each under the agent's own id, and with others' turns between."""
+    found, history = [], prompt(300, seed=1)
+    for number in range(num_rounds):
+        found.append(turn(engine, f"m{number}", history, named("agent")))
+        history = list(engine.requests[f"m{number}"].all_token_ids)
+        later(engine, 0.1)
+        if with_side:
+            turn(engine, f"s{number}", prompt(70, seed=40 + number), named("agent"))
+        later(engine, 0.1)
+        for other in range(3):
+            name = f"o{number}.{other}"
+            turn(engine, name, prompt(280, seed=100 + 10 * number + other), named(name))
+            later(engine, 0.2)
+        history += prompt(15, seed=500 + number)
+    if engine.connector is not None:
+        check(engine)
+    return found[1:]
+
+
+@POLICIES
+@pytest.mark.parametrize("num_slots", [60, 30, 0], ids=["dram", "little", "vram"])
+def test_a_side_request_takes_nothing_from_its_agent(policy: str, num_slots: int) -> None:
+    named = agent(ours(70, num_slots, policy), itself, True)
+    unnamed = agent(ours(70, num_slots, policy), nothing, True)
+    alone = agent(stock(70), nothing, True)
+    assert sum(named) >= sum(unnamed)
+    assert all(here >= there for here, there in zip(named, alone, strict=True))
+    if policy == "fixed_ttl":  # which does not weigh the agent against the others
+        assert named == agent(ours(70, num_slots, policy), itself, False)
+
+
+# --- several conversations under one id -----------------------------------------------------
+def conversations(engine: Engine, named: Name, num: int = 6) -> int:
+    """What the turns of conversations that take turns find, beside questions of nobody."""
+    found = 0
+    for number in range(4):
+        for each in range(num):
+            name, before = f"c{each}.{number}", f"c{each}.{number - 1}"
+            tokens = engine.next_prompt(before, 32) if number else prompt(320, seed=each + 1)
+            found += turn(engine, name, tokens, named(f"c{each}"))
+            later(engine, 2.0)
+        for other in range(8):
+            name = f"f{number}.{other}"
+            turn(engine, name, prompt(190, seed=1000 + 20 * number + other), None)
+            later(engine, 0.5)
+    if engine.connector is not None:
+        check(engine)
+    return found
+
+
+@pytest.mark.parametrize("num_slots", [200, 0], ids=["dram", "vram"])
+def test_conversations_under_one_id_find_what_they_find_without(num_slots: int) -> None:
+    shared = conversations(ours(60, num_slots), one_id)
+    assert shared >= conversations(ours(60, num_slots), nothing)
+    assert shared >= conversations(stock(60), nothing)
+    if num_slots:
+        assert shared > 4500
+
+
+def test_conversations_under_one_id_find_on_disk_what_they_find_without() -> None:
+    def beside(named: Name) -> int:
+        engine = on_disk(60, 60, 300, config={"policy": "fixed_ttl", "disk_write_budget": 0})
+        return conversations(engine, named, num=4)
+
+    assert beside(one_id) >= 0.98 * beside(nothing) > 1000
+
+
+def test_two_conversations_that_alternate_under_one_id_find_no_less_than_in_stock() -> None:
+    def alternating(engine: Engine, named: Name) -> list[int]:
+        found, histories = [], [prompt(280, seed=1), prompt(280, seed=2)]
+        for number in range(8):
+            which = number % 2
+            name = f"t{number}"
+            found.append(turn(engine, name, histories[which], named(name)))
+            histories[which] = engine.next_prompt(name, 16)
+            later(engine, 0.3)
+            turn(engine, f"o{number}", prompt(260, seed=90 + number), None)
+            later(engine, 0.3)
+        return found[2:]
+
+    there = alternating(stock(60), nothing)
+    for num_slots in (60, 0):
+        here = alternating(ours(60, num_slots), one_id)
+        assert sum(here) >= sum(there)
+
+
+# --- forks and compactions -----------------------------------------------------------------
+@POLICIES
+def test_of_two_forks_neither_takes_the_others_branch(policy: str) -> None:
+    """Both continue one history, under one id, one after the other and then in turn."""
+    engine = ours(80, 400, policy)
+    turn(engine, "root", prompt(320, seed=1), "p")
+    root = list(engine.requests["root"].all_token_ids)
+    for name, seed in (("a", 7), ("b", 8)):
+        turn(engine, f"{name}0", root + prompt(96, seed=seed), "p")
+    found = []
+    for number in range(1, 4):
+        for name in "ab":
+            for other in range(2):  # others sweep VRAM
+                seed = 1000 + 20 * number + 2 * ord(name) + other
+                turn(engine, f"o{name}{number}.{other}", prompt(600, seed=seed), None)
+            later(engine, 0.5)
+            before = f"{name}{number - 1}"
+            length = len(engine.requests[before].all_token_ids)
+            tokens = engine.next_prompt(before, 32)
+            found.append((turn(engine, f"{name}{number}", tokens, "p"), length // 16 * 16))
+    assert all(hit >= kept - 16 for hit, kept in found), found
+
+
+def test_a_history_that_is_condensed_leaves_dram_in_the_end_and_others_first_nothing() -> None:
+    """After a compaction the old history ranks by its own last use, not by its program's."""
+    engine = ours(60, 60, "fixed_ttl")
+    turn(engine, "long", prompt(480, seed=1), "p")  # 30 blocks
+    history = prompt(64, seed=2)
+    for number in range(3):
+        turn(engine, f"short{number}", history, "p")
+        history = engine.next_prompt(f"short{number}", 16)
+    later(engine, 3.0)
+    turn(engine, "other", prompt(400, seed=3), "q")  # 25 blocks: the old history makes room
+    later(engine, 3.0)
+    for number in range(3):
+        turn(engine, f"f{number}", prompt(600, seed=50 + number), None, final=True)
+    assert turn(engine, "short3", history, "p") >= 96
+    assert turn(engine, "other2", engine.next_prompt("other", 16), "q") >= 384
+    check(engine)
+
+
+def test_a_last_turn_ends_its_own_conversation_alone() -> None:
+    """Of two conversations under one id one says that it is over."""
+    engine = ours(60, 60, "fixed_ttl")
+    turn(engine, "a", prompt(320, seed=1), "app")
+    turn(engine, "b", prompt(320, seed=2), "app")
+    turn(engine, "b2", engine.next_prompt("b", 16), "app", final=True)
+    later(engine, 3.0)
+    for number in range(2):
+        turn(engine, f"f{number}", prompt(300, seed=50 + number), f"f{number}")  # 19 blocks each
+        later(engine, 3.0)
+    assert turn(engine, "a2", engine.next_prompt("a", 16), "app") >= 304
+    turn(engine, "b3", engine.next_prompt("b2", 16), "app")
+    assert engine.cached["b3"][1] <= 32, "it left DRAM first"
