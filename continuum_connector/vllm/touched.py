@@ -14,6 +14,7 @@ from typing import NamedTuple
 class Part(enum.Enum):
     """What is turned off where a name is gone: no more than what needs it."""
 
+    PLUGIN = "plugin"  # what our entry point does (plugin.py), which asks for itself
     LOAD = "load"  # our class: vLLM is told of no connector, unless it is one of several
     ALL = "all"  # the connector steps aside: the server is stock vLLM
     PRIORITY = "priority"  # all, where the user's own priorities rank turns
@@ -156,11 +157,13 @@ v1.core.sched.output:NewRequestData | all | vllm/compat.py | arguments of hooks
   req_id num_computed_tokens
 v1.outputs:KVConnectorOutput | all | connector.py | arguments of hooks
   kv_connector_worker_meta
-distributed.kv_transfer.kv_connector.factory:KVConnectorFactory | nothing | vllm/plugin.py | its own
+distributed.kv_transfer.kv_connector.factory:KVConnectorFactory | plugin | vllm/plugin.py | its own
   register_connector
 engine.arg_utils:EngineArgs | nothing | vllm/attach.py | none yet: a check of the config
-  create_engine_config kv_transfer_config kv_offloading_size
-config:KVTransferConfig | nothing | vllm/plugin.py | none yet: a connector's own default role
+  kv_transfer_config kv_offloading_size
+engine.arg_utils:EngineArgs | plugin | vllm/attach.py | none yet: a check of the config
+  create_engine_config
+config:KVTransferConfig | plugin | vllm/plugin.py | none yet: a connector's own default role
   __post_init__
 logger | load | vllm/compat.py | -
   init_logger

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -133,8 +134,8 @@ class Run:
         return self.output[max(0, self.output.find("= FAILURES =")) :]
 
 
-def run_version(version: str) -> Run:
-    """Run tests/vllm with `import vllm` being `version`."""
+def run_version(version: str, modules: Iterable[str] = SEAMS) -> Run:
+    """Run these modules of tests/vllm with `import vllm` being `version`."""
     fetched = sources.fetch(version)
     path = [str(sources.source_dir(version)), str(sources.ROOT), os.environ.get("PYTHONPATH", "")]
     environ = {name: v for name, v in os.environ.items() if not name.startswith("PYTEST_")}
@@ -147,7 +148,7 @@ def run_version(version: str) -> Run:
         sys.executable,
         "-m",
         "pytest",
-        *(f"tests/vllm/test_{name}.py" for name in SEAMS),
+        *(f"tests/vllm/test_{name}.py" for name in modules),
         "-m",
         "vllm and not native and not gpu",
     ]
@@ -187,6 +188,17 @@ def test_scheduler_side(version: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert imported, run.output[-4000:]
     assert imported[1] == version
     assert imported[2].startswith(str(sources.source_dir(version)))
+    assert run.returncode == 0, run.failures[-6000:]
+
+
+@pytest.mark.parametrize("version", [v for v in sources.VERSIONS[-1:] if v != installed()])
+def test_no_name_that_the_newest_renames_ends_a_server(version: str) -> None:
+    """As on the installed one (tests/vllm/test_renames.py). Minutes of a core."""
+    pytest.importorskip("vllm")
+    try:
+        run = run_version(version, ["renames"])
+    except sources.SourcesUnavailableError as error:
+        pytest.skip(str(error))
     assert run.returncode == 0, run.failures[-6000:]
 
 

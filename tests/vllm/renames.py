@@ -24,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from bench.markers import rewrite
-from continuum_connector.vllm import attach, probe
+from continuum_connector.vllm import attach, plugin, probe
 from continuum_connector.vllm.release import release
 from continuum_connector.vllm.touched import TOUCHED, Part, Touch
 from tests.versions import sources
@@ -39,6 +39,7 @@ LESS = {
     Part.TIER: "no DRAM tier, one sentence",
     Part.EVENTS: "no KV events of DRAM, one sentence",
     Part.WORKER: "no DRAM tier, one sentence of the workers",
+    Part.PLUGIN: "one sentence of the plugin",
 }
 TOLD = {*LESS.values(), PASSES, STOCK}
 TIMEOUT_S = 120
@@ -98,6 +99,11 @@ def _row(touch: Touch) -> str:
         return _not_loaded(touch)
     if touch.needs is Part.WORKER:
         return LESS[Part.WORKER] if touch.name in probe.why_no_copies() else "silent"
+    if touch.needs is Part.PLUGIN:
+        with _heard() as said:
+            plugin.register()
+        is_told = len(said.lines) == 1 and touch.any_of[0] in said.lines[0]
+        return LESS[Part.PLUGIN] if is_told else f"silent: {said.lines}"
     found: dict[str, None] = {}
     for name, scenario in SCENARIOS.items():
         if STOCK not in found or len(found) > 1 or name in ENOUGH_ASIDE:

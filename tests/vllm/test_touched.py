@@ -104,6 +104,7 @@ def test_whatever_the_package_touches_while_it_serves_is_in_the_table(played: An
 # class that can be watched.
 UNMET = {
     Part.WORKER: "workers are fakes here: test_worker_calls.py",
+    Part.PLUGIN: "of the entry point: test_plugin_drift.py",
     Part.LOAD: "classes that ours derives from",
     Part.EVENTS: "functions of a module",
     Part.NOTHING: "features of some releases, or of servers that no scenario has",
