@@ -78,8 +78,8 @@ def _config(options: Any) -> Any:
         raise NotSeenError(f"config: {about.sentence(why)}") from None
     if "No module named" not in refusal and _takes_model_alone(options):
         raise RefusedError(refusal)
-    why = f"config: {refusal}"
-    raise NotSeenError(f"{why} ({about.sentence(DEVICE.trouble)})" if DEVICE.trouble else why)
+    cause = f" ({about.sentence(DEVICE.trouble)})" if DEVICE.trouble else ""
+    raise NotSeenError(f"config: {refusal}{cause}")
 
 
 def _takes_model_alone(options: Any) -> bool:

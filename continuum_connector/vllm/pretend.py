@@ -121,7 +121,7 @@ def _close_network() -> None:
             raise OSError("a check uses no network")
         own(self, address)
 
-    socket.socket.connect = connect  # type: ignore[method-assign]
+    socket.socket.connect = connect  # type: ignore[method-assign, assignment]
 
 
 def _stand_in_for_kernels() -> None:
@@ -135,7 +135,7 @@ def _stand_in_for_kernels() -> None:
         from transformers.utils import import_utils
 
         import_utils.is_torchvision_available()
-    sys.meta_path.append(_Absent())  # type: ignore[arg-type]
+    sys.meta_path.append(_Absent())
     if not {"vllm._C", "vllm._C_stable_libtorch"} & set(sys.modules):
         return
     namespace: Any = torch._ops._OpNamespace
@@ -172,8 +172,8 @@ def _play_torch() -> None:
         accelerator.set_device_index = lambda *_: None
         accelerator.current_device_index = lambda: 0
     with contextlib.suppress(ImportError):
-        from triton.backends.compiler import GPUTarget
-        from triton.runtime import driver
+        from triton.backends.compiler import GPUTarget  # type: ignore[import-untyped]
+        from triton.runtime import driver  # type: ignore[import-untyped]
 
         class Driver(Kernel):
             def get_current_target(self) -> Any:
@@ -236,7 +236,7 @@ def _play_platform() -> None:
     registry._run_in_subprocess = here
 
 
-class OnMeta(TorchFunctionMode):
+class OnMeta(TorchFunctionMode):  # type: ignore[misc]
     """Whatever asks for a GPU's memory gets none, but a tensor of the meta device."""
 
     def __torch_function__(
@@ -254,7 +254,7 @@ class OnMeta(TorchFunctionMode):
 
 def _is_gpu(device: Any) -> bool:
     if isinstance(device, torch.device):
-        return device.type == "cuda"
+        return bool(device.type == "cuda")
     return (isinstance(device, str) and device.startswith("cuda")) or type(device) is int
 
 

@@ -151,6 +151,26 @@ def test_a_pasted_command_with_its_environment(
 
 
 @pytest.mark.usefixtures("here")
+def test_a_file_or_standard_input_is_read(model: str, tmp_path: Path) -> None:
+    text = f"# ours\nvllm serve {model} \\\n  --port $PORT\n"
+    (tmp_path / "serve.sh").write_text(text)
+    by_file = run(str(tmp_path / "serve.sh"))
+    by_input = CliRunner().invoke(app, ["check", "-"], input=text)
+    for result in (by_file, by_input):
+        assert result.exit_code == 3
+        assert "is served" in result.stdout
+        assert "$PORT: only who runs it knows" in result.stdout
+    assert "starts no server" in run(str(tmp_path / "config.json")).stdout
+
+
+@pytest.mark.usefixtures("here")
+def test_options_behind_a_pasted_command_are_its_own(model: str) -> None:
+    words = ["docker", "run", "-p", "1:1", "vllm/vllm-openai", "--model", model, "--json"]
+    result = run(*words)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("ok ")
+
+
 @pytest.mark.usefixtures("here")
 def test_a_role_that_vllm_does_not_know_is_an_error(model: str) -> None:
     transfer = '{"kv_connector":"ContinuumConnector","kv_role":"kv_bth"}'

@@ -117,6 +117,20 @@ def test_a_manifest() -> None:
     assert (found.name, found.unknown, found.is_inside) == ("engine", ["$PORT"], True)
 
 
+def test_a_file_of_options_for_config() -> None:
+    text = """# ours
+model: m
+no-enable-prefix-caching: true
+enforce-eager: false
+tensor-parallel-size: 2
+middleware: [a, b]
+kv-transfer-config: {kv_connector: X}
+"""
+    words = ["--model", "m", "--no-enable-prefix-caching", "--tensor-parallel-size", "2"]
+    more = ["--middleware", "a", "b", "--kv-transfer-config", '{"kv_connector": "X"}']
+    assert one(text).words == [*words, *more]
+
+
 def test_each_server_of_a_text_is_found() -> None:
     text = "vllm serve a --port 1 &\nvllm serve b --port 2"
     assert [each.words[0] for each in paste.read(text)] == ["a", "b"]

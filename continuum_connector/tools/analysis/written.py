@@ -76,14 +76,17 @@ def messages(documents: list[Any], stem: str) -> Iterator[Request]:
             at = _when(message)
             size = _tokens(message.get("content")) + _tokens(message.get("tool_calls"))
             if message.get("role") == "assistant":
-                known = asked_at is not None and answered_at is not None
-                yield talk.answered(size, max(0.0, asked_at - answered_at) if known else 0.0)
+                yield talk.answered(size, _gap(answered_at, asked_at))
                 answered_at = at
             else:
                 talk.add(size)
                 asked_at = at
         if not talk.num_turns and told:  # it was asked, and the answer is not in the file
             yield talk.answered(1)
+
+
+def _gap(since: float | None, until: float | None) -> float:
+    return 0.0 if since is None or until is None else max(0.0, until - since)
 
 
 def _when(message: Mapping[str, Any]) -> float | None:
@@ -113,8 +116,7 @@ def open_hands(documents: list[Any], stem: str) -> Iterator[Request]:
                 talk.add(size)
                 seen_at = _when(event) or seen_at
             elif answer_id != last:  # several actions of one answer are one turn
-                known = seen_at is not None and acted_at is not None
-                think = max(0.0, seen_at - acted_at) if known else 0.0
+                think = _gap(acted_at, seen_at)
                 out = usage.get("completion_tokens") or size
                 yield talk.answered(out, think, usage.get("prompt_tokens") or 0)
                 last, acted_at = answer_id, _when(event)

@@ -6,8 +6,9 @@ A shell line or script, `docker run`, a systemd unit, a compose file, Kubernetes
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os.path import basename
 from pathlib import Path
@@ -31,6 +32,7 @@ _START = re.compile(r"(?m)^[ \t]*(ExecStart=[-@:+!|]*|command=|CMD[ \t]+|ENTRYPO
 _SETS = re.compile(r"(?m)^[ \t]*(Environment=|ENV[ \t]+)")
 _OTHER_KEYS = re.compile(r"(?m)^[ \t]*[A-Z]\w*=.*$|^\[.*\]$")  # of a systemd unit
 _YAML = re.compile(r"(?m)^\s*(- )?(args|command|image|services|apiVersion|kind|entrypoint):")
+_OPTIONS = re.compile(r"(#.*\n|---.*\n|\s)*(model|[a-z]+([-_][a-z]+)+)\s*:")  # --config FILE
 _LIST = re.compile(r"\s*-\s+['\"]?--?\w")
 _TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
 TEMPLATE = "it is a Helm template: paste what `helm template` prints"
@@ -58,12 +60,17 @@ def read(text: str) -> list[Pasted]:
     """Every server that the text starts. Raises NoServerError."""
     if _TEMPLATE.search(text):
         raise NoServerError(TEMPLATE)
-    found = list(_of_yaml(text)) if _YAML.search(text) or _LIST.match(text) else []
-    found = found or list(_of_shell(_as_script(text), {}))
+    is_yaml = _YAML.search(text) or _LIST.match(text) or _OPTIONS.match(text)
+    found = list(_of_yaml(text)) if is_yaml else []
+    return _some(found or _of_shell(_as_script(text), {}), text)
+
+
+def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
+    found = [_settled(each) for each in servers]
     if not found:
         shown = " ".join(text.split())[:200]
         raise NoServerError(f"`{shown}` is not `vllm serve`, so it starts no server that we know")
-    return [_settled(each) for each in found]
+    return found
 
 
 def _as_script(text: str) -> str:
@@ -76,11 +83,7 @@ def _as_script(text: str) -> str:
 
 def of_words(words: Sequence[str]) -> list[Pasted]:
     """The same of words that a shell has split."""
-    found = list(_of_command(list(words), shell.Script()))
-    if not found:
-        shown = " ".join(words)[:200]
-        raise NoServerError(f"`{shown}` is not `vllm serve`, so it starts no server that we know")
-    return [_settled(each) for each in found]
+    return _some(_of_command(list(words), shell.Script()), " ".join(words))
 
 
 def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:
@@ -141,7 +144,9 @@ def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) 
     """`docker run [options] IMAGE [words]`."""
     rest = words[next(i for i, word in enumerate(words) if word in ("run", "create")) + 1 :]
     entry: list[str] = []
-    own, unknown, mounts = {}, [], {}
+    own: dict[str, str] = {}
+    mounts: dict[str, str] = {}
+    unknown: list[str] = []
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).partition("=")
         if _BARE.fullmatch(name):
@@ -212,10 +217,9 @@ def _mount(text: str) -> dict[str, str]:
     return {there.partition(":")[0]: here} if here[:1] in "/~." and there else {}
 
 
-# --- YAML -------------------------------------------------------------------------------
 def _of_yaml(text: str) -> Iterator[Pasted]:
     try:
-        import yaml
+        import yaml  # type: ignore[import-untyped]
     except ImportError:
         raise NoServerError("it looks like YAML, for which PyYAML is not installed here") from None
     try:
@@ -225,8 +229,24 @@ def _of_yaml(text: str) -> Iterator[Pasted]:
     for document in documents:
         if isinstance(document, list) and all(isinstance(each, str | int) for each in document):
             yield Pasted([str(each) for each in document], is_inside=True)
+        elif isinstance(document, dict) and not {"services", "kind", "args"} & set(document):
+            is_one = any(_OPTIONS.match(f"{key}:") for key in document)
+            yield from [Pasted(list(_options(document)))] if is_one else _walk(document, "")
         else:
             yield from _walk(document, "")
+
+
+def _options(document: Mapping[str, Any]) -> Iterator[str]:
+    """The options in a file for --config (vLLM's utils/argparse_utils.py, load_config_file)."""
+    for key, value in document.items():
+        if value is not False and value is not None:
+            yield f"--{key}"
+        if isinstance(value, list):
+            yield from map(str, value)
+        elif isinstance(value, dict):
+            yield json.dumps(value)
+        elif not isinstance(value, bool) and value is not None:
+            yield str(value)
 
 
 def _walk(node: Any, name: str) -> Iterator[Pasted]:
@@ -236,16 +256,12 @@ def _walk(node: Any, name: str) -> Iterator[Pasted]:
             yield from _walk(each, name)
     if not isinstance(node, dict):
         return
-    name = str(node.get("name") or _part(node, "metadata").get("name") or name)
+    meta = node.get("metadata")
+    name = str(node.get("name") or (isinstance(meta, dict) and meta.get("name")) or name)
     if any(node.get(key) for key in ("command", "args", "entrypoint")) or "image" in node:
         yield from _container(node, name)
     for key, value in node.items():
         yield from _walk(value, key if isinstance(value, dict) else name)
-
-
-def _part(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = node.get(key)
-    return found if isinstance(found, dict) else {}
 
 
 def _container(node: Mapping[str, Any], name: str) -> Iterator[Pasted]:
@@ -258,12 +274,12 @@ def _container(node: Mapping[str, Any], name: str) -> Iterator[Pasted]:
     args = node.get("args") if is_pod else node.get("command")
     words = _words(entry, script, is_pod) + _words(args, script, is_pod)
     image = node.get("image")
-    image = image if isinstance(image, str) else _part(node, "image").get("repository") or ""
-    mounts = {}
+    image = image.get("repository") if isinstance(image, dict) else image
+    mounts: dict[str, str] = {}
     for volume in node.get("volumes") or () if isinstance(node.get("volumes"), list) else ():
         mounts |= _mount(volume) if isinstance(volume, str) else {}
     around = environ, mounts
-    for each in _of_image(str(image), words, bool(entry), around, script, unknown):
+    for each in _of_image(str(image or ""), words, bool(entry), around, script, unknown):
         yield replace(each, name=name)
 
 
@@ -302,7 +318,6 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
-# --- what is left open ---------------------------------------------------------------------
 def _settled(pasted: Pasted) -> Pasted:
     """The same with defaults where the text gives them, without options whose values nobody here
     knows, and with paths of this machine."""

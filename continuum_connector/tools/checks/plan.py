@@ -174,7 +174,7 @@ def _plan(
         cumem=bool(given.get("enable_cumem_allocator") or given.get("enable_sleep_mode")),
         match_unit=given.get("prefix_match_unit") or 0,
         num_nodes=given.get("nnodes") or 1,
-        **_engines(given),
+        **_engines(given),  # type: ignore[arg-type]
     )
 
 

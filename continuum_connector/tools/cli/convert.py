@@ -46,9 +46,9 @@ def convert(
     found in VRAM and DRAM together.
 
     requests: a JSON line per request with its lengths, its gap, and what it has in common with the
-    one before. It is made of our traces, and of what others record: Mooncake, Bailian, Weka, AgentX,
-    trajectories of SWE-agent and its mini form, events of OpenHands. A simulation takes such files
-    as they are, too:
+    one before. It is made of our traces, and of what others record: Mooncake, Bailian, Weka,
+    AgentX, trajectories of SWE-agent and its mini form, events of OpenHands. A simulation takes
+    such files as they are, too:
 
     \b
       continuum simulate --workload TRACE
