@@ -121,10 +121,12 @@ def _check_folders(vllm_config: Any) -> None:
     scheduler opens these files only after that. They are checked only if the scheduler is sure to
     run on this node: other nodes may have other folders."""
     ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
+    if ours is None:
+        return
     from continuum_connector.vllm import probe
 
-    if ours is None or probe.why_aside(has_priorities=False, is_hybrid=False):
-        return
+    if probe.why_aside(has_priorities=False, is_hybrid=False):
+        return  # the connector says so
     parallel = vllm_config.parallel_config
     is_here = parallel.data_parallel_size_local > 0 and parallel.data_parallel_backend != "ray"
     if not is_here or parallel.nnodes > 1:
@@ -159,10 +161,12 @@ def _our_class(config: Any) -> type:
 def _step_out(engine_args: Any) -> None:
     """Where vLLM could not even build our class, name no connector to it. As one of several, we
     leave that error to vLLM."""
+    named = getattr(getattr(engine_args, "kv_transfer_config", None), "kv_connector", None)
+    if named is None:
+        return
     from continuum_connector.config import CONNECTOR_NAME
     from continuum_connector.vllm import probe
 
-    named = getattr(getattr(engine_args, "kv_transfer_config", None), "kv_connector", None)
     if named == CONNECTOR_NAME and (why := probe.why_not_loaded()):
         engine_args.kv_transfer_config = None
         logger.warning("ContinuumConnector: %s, so turns are served as stock vLLM serves them", why)

@@ -293,7 +293,7 @@ def test_who_needs_what_is_missing_steps_aside_with_one_sentence(
         "served as stock vLLM serves them"
     ]
     assert engine.connector.mode is Mode.ASIDE
-    assert engine.scheduler._continuum is None
+    assert getattr(engine.scheduler, "_continuum", None) is None
     assert Engine().connector.mode is (Mode.ASIDE if part is Part.ALL else Mode.ATTACHED)
 
 
