@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         trace = draw(seed)
         if found := broken(trace, list(RULES) if options.all else asked_of(trace)):
             failed.append(seed)
-            rules.update(found)
+            rules.update(found.keys())
             max_tries = 0 if options.no_shrink else MAX_TRIES
             print(
                 f"seed {seed} {sorted(trace.features)}: {report(trace, found, max_tries)}",

@@ -77,7 +77,7 @@ def parallel(dice: random.Random, client: str) -> Plan:
 
 def vanishes(dice: random.Random, client: str) -> Plan:
     """It calls a tool, and never comes back."""
-    return agent(dice, client, vanishes=True)
+    return agent(dice, client, vanishes=True, answer=LONG)
 
 
 def shared_key(dice: random.Random, client: str) -> Plan:
@@ -112,7 +112,7 @@ def flood(dice: random.Random, client: str) -> Plan:
             now,
             Turn(f"{client}.{number}", length, name=f"{client}-{number}" if is_named else None),
         )
-        now += dice.uniform(0.1, 0.6)
+        now += dice.uniform(0.2, 1.2)
 
 
 def says_final(dice: random.Random, client: str) -> Plan:
@@ -150,7 +150,7 @@ def draw(seed: int, excluded: Collection[str] = ()) -> Trace:
         slots=slots,
         disk=disk,
         per_slot=per_slot if disk else 1,
-        programs=dice.choice([20, 10_000, 10_000]),
+        programs=dice.choice([8, 10_000, 10_000]),
         priorities=dice.random() < 0.15,
     )
     cast = ["agent"] * dice.randint(1, 3)

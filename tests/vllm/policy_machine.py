@@ -51,9 +51,11 @@ class Played:
     def _ours(self) -> Engine:
         world, config = self.world, {"policy": "adaptive", "max_programs": self.world.programs}
         options = self._options() | {"config": config}
-        if world.disk:
+        if world.disk and world.slots:
             options |= {"disk_slots": world.disk, "per_slot": world.per_slot}
-        engine = (on_disk if world.disk else tiered)(world.blocks, world.slots, **options)
+        engine = (on_disk if "disk_slots" in options else tiered)(
+            world.blocks, world.slots, **options
+        )
         assert engine.connector.costs.restore(COSTS) == 0
         turns = zip(self._said, self.turns, strict=True)
         asked = {tuple(said.answer): turn.asked for said, turn in turns}
