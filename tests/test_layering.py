@@ -31,6 +31,7 @@ MANY_METHODS = {
     "continuum_connector/worker_hooks.py WorkerHooks",
     # One dictionary and its slots: to cut it would give them two owners.
     "continuum_connector/scheduler/tiers/index.py HostIndex",
+    "continuum_connector/scheduler/tiers/chains.py SlotClaims",
     # A process, its log and its HTTP interface, as all benchmarks and tests use it.
     "bench/serve/server.py VllmServer",
 }

@@ -25,7 +25,7 @@ def by_program(worth: Worth | None) -> Rank | None:
 
 def touch(index: HostIndex, program: str, now: float) -> None:
     """A turn uses all that the program has."""
-    index.order.touch(index.order.current(program), now)
+    index.order.use(index.order.current(program), now)
 
 
 def demote(index: HostIndex, program: str) -> None:

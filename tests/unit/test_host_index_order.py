@@ -146,7 +146,7 @@ def test_a_chain_that_many_newer_ones_do_not_continue_is_superseded(
     store(index, "a", keys("before", 3))
     store(index, "other", keys("other", 3))
     for length in range(1, 4):
-        index.order.touch(index.order.current("a"), NOW)
+        index.order.use(index.order.current("a"), NOW)
         store(index, "a", keys("after", length))
         assert len(index.order.current("a")) == (2 if length < 3 else 1)
     store(index, "b", keys("b", 4))

@@ -83,7 +83,7 @@ class SlotClaims:
         """A turn of the program loads up to this ticket's slot: those of its chains that have it
         are used now."""
         has_it = [c for c in self.order.current(program) if (c.tickets == last).any()]
-        self.order.touch(has_it, now)
+        self.order.use(has_it, now)
 
     def demote(self, program: str, numbers: Numbers, num_prompt: int) -> None:
         """Nobody will continue those of the program's chains that a turn with these slots, -1 where
@@ -97,11 +97,13 @@ class SlotClaims:
         """Those of the chains that the marked one continues: to the end, or, if it does none of
         them, from the end of a shorter prompt on."""
         table = self._table
-        whole = [each for each in current if table.is_continued(each)]
+        whole = [each for each in current if table.is_continued(each.tickets)]
+        # Many clients send an answer back without its thinking.
         return whole or [
             each
             for each in current
-            if each.num_prompt < num_prompt and table.is_answered_anew(each)
+            if 0 < each.num_prompt < num_prompt
+            and table.is_continued(each.tickets[: each.num_prompt])
         ]
 
     def withdraw(self, chain: Chain) -> None:

@@ -83,7 +83,7 @@ class EvictionOrder:
         self._live[chain] = None
         self._current.setdefault(chain.program, []).append(chain)
 
-    def touch(self, chains: Iterable[Chain], now: float) -> None:
+    def use(self, chains: Iterable[Chain], now: float) -> None:
         """A turn has used these chains: they are live and used now."""
         for chain in chains:
             chain.last_used = now
@@ -100,7 +100,7 @@ class EvictionOrder:
             self._done[chain] = None
 
     def lend(self, chain: Chain, request_id: str) -> None:
-        """That turn runs and has the live chain's blocks in VRAM, until `take_back` or `touch`."""
+        """That turn runs and has the live chain's blocks in VRAM, until `take_back` or `use`."""
         del self._live[chain]
         self._lent[chain] = None
         self.loans[chain.program] = Loan(len(chain.tickets), request_id)

@@ -173,19 +173,10 @@ class SlotTable:
         there = chain.tickets[self.are_there(chain.tickets)]
         return there[~self._is_marked[numbers_of(there)]]
 
-    def is_continued(self, chain: Chain) -> bool:
-        """Whether the marked chain continues this one to its end."""
-        return self._has_tip(chain.tickets)
-
-    def is_answered_anew(self, chain: Chain) -> bool:
-        """Whether the marked chain continues this one's prompt to its end: many clients send an
-        answer back without its thinking."""
-        return chain.num_prompt > 0 and self._has_tip(chain.tickets[: chain.num_prompt])
-
-    def _has_tip(self, tickets: Tickets) -> bool:
-        """Whether the marked chain has the last of these blocks. A block's hash covers all before
-        it, so one common block at the tip, of any KV group, is enough: windows may have moved
-        on."""
+    def is_continued(self, tickets: Tickets) -> bool:
+        """Whether the marked chain continues these first blocks of another to their end. A block's
+        hash covers all before it, so one common block at the tip, of any KV group, is enough:
+        windows may have moved on."""
         tip = None
         for ticket in tickets[::-1]:
             number = ticket & _NUMBER_MASK
