@@ -316,30 +316,12 @@ RULES: dict[str, Rule] = {
 # What is not asked yet of traces with what: (rule, one of Trace.features), and why.
 EXCLUDED: dict[tuple[str, str], str] = {
     (
-        "as_nameless",
-        "asides",
-    ): "a turn supersedes contexts of its program that it does not continue",
-    ("as_nameless", "shared_key"): "the same",
-    ("as_nameless", "tails"): "the same",
-    ("as_nameless", "forks"): "the same",
-    ("as_nameless", "hints"): "the same, where hints come with a shared key",
-    ("finds_its_own", "asides"): "the same",
-    ("finds_its_own", "shared_key"): "the same",
-    (
-        "finds_its_own",
-        "samples",
-    ): "a prompt that came several times ranks as waiting for 15 minutes",
-    (
-        "finds_its_own",
-        "few_programs",
-    ): "a forgotten program's blocks leave before those of one-shots",
-    (
         "idle_is_quiet",
         "shared_slots",
     ): "what to write is counted in blocks, where slots hold several",
     ("is_known", "tails"): "lineage joins no turn whose last message is never kept",
     ("is_known", "forks"): "lineage joins one of two children, and then not their parent",
-    ("is_known", "compactions"): "lineage",
+    ("is_known", "compactions"): "lineage knows no prompt that was cut",
 }
 
 
