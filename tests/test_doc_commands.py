@@ -159,6 +159,8 @@ def _wrong(words: list[str]) -> Iterator[str]:
     known: set[str] | None = None
     if command[0] == "continuum":
         known = _cli_options(*command[1:3])
+        if "--" in command:  # what follows is pasted
+            command = command[: command.index("--")]
     elif command[0] == "make":
         yield from (f"no target {word}" for word in _targets(command) if word not in _makefile())
     elif command[0].startswith("scripts/") and not (ROOT / command[0]).exists():
