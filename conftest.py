@@ -43,16 +43,20 @@ if str(ROOT) not in _paths:
 
 
 def waits_for_test_all(item: pytest.Item) -> bool:
-    """What `make test` leaves to `make test-all`: other vLLMs than the installed one, the C++ under
-    sanitizers, the plan for a GPU, and servers with other flags than the one that most server tests
-    share."""
+    """What `make test` leaves to `make test-all`: other vLLMs than the installed one, names of vLLM
+    renamed, the C++ under sanitizers, the plan for a GPU, and servers with other flags than the one
+    that most server tests share."""
     where = item.path.relative_to(ROOT).as_posix()
     uses = set(getattr(item, "fixturenames", ()))
     if where.startswith("tests/server/"):
         return "agents" not in uses or "server_factory" in uses
     if where.startswith("tests/versions/"):
         return "version" in uses
-    return where in ("tests/native/test_sanitizers.py", "bench/tests/test_gpu_plan.py")
+    return where in (
+        "tests/native/test_sanitizers.py",
+        "tests/vllm/test_renames.py",  # minutes: each name that we touch, renamed
+        "bench/tests/test_gpu_plan.py",
+    )
 
 
 def waits_for_a_release(item: pytest.Item) -> bool:
