@@ -115,7 +115,10 @@ class Program:
         or none that is known any more."""
         found = [(kept.continued(hashes), at) for at, kept in self.left.items()]
         surest, at = max(found, default=(0, 0.0))
-        return at if surest else None
+        if surest:
+            return at
+        # An edited context: what shares at least half of it, if nothing else does.
+        return max((at for at, kept in self.left.items() if kept.goes_on_in(hashes)), default=None)
 
     def leave(self, kept: Kept, since: float | None, now: float) -> None:
         """A turn that continued what was left at `since` leaves `kept`."""

@@ -34,7 +34,10 @@ class World:
             for at, name in enumerate("abcd")
         }
         decider: Any = SimpleNamespace(
-            away=SimpleNamespace(forecast_of=lambda key, _since: {"a": SOON}.get(key)),
+            away=SimpleNamespace(
+                forecast_of=lambda key, _since: {"a": SOON}.get(key),
+                left_at=lambda key, last_used: min(last_used, 50.0) if key == "a" else None,
+            ),
             costs=SimpleNamespace(queueing_s=self.queueing_s),
             policy=SimpleNamespace(dram_rank=lambda resident, _now: self.seen.append(resident)),
         )
@@ -137,6 +140,12 @@ def test_the_forecast_is_that_of_its_open_gap_and_none_while_a_turn_is_under_way
     assert world.shown("b").gap is NO_FORECAST
     world.programs["b"].num_active = 1
     assert world.shown("b").finished is None
+
+
+def test_a_copy_that_follows_a_turn_is_no_use_of_its_own() -> None:
+    """As when a pin expires, whose blocks belong in DRAM at its end."""
+    shown = World().shown("a", last_used=58.0)
+    assert (shown.gap, shown.finished, shown.last_used) == (SOON, 50.0, 50.0)
 
 
 def test_what_a_forgotten_program_left_ranks_by_its_last_use() -> None:
