@@ -51,7 +51,8 @@ class Touch(NamedTuple):
 _TABLE = """
 v1.request:Request | all | scheduler/, programs/, vllm/compat.py | arguments of hooks
   request_id block_hashes num_computed_tokens num_tokens num_prompt_tokens num_output_tokens
-  output_token_ids status sampling_params kv_transfer_params cache_salt lora_request priority
+  prompt_token_ids output_token_ids status sampling_params kv_transfer_params cache_salt
+  lora_request priority
   is_finished skip_reading_prefix_cache num_preemptions
 v1.request:Request | nothing | programs/identify.py, vllm/kv_events.py | arguments of hooks
   session_id kv_hints
@@ -211,6 +212,8 @@ config:CacheConfig | all | vllm/served.py, build.py | -
   enable_prefix_caching cache_dtype mamba_cache_mode block_size
 config:CacheConfig | nothing | vllm/served.py | -
   prefix_cache_retention_interval
+config:ModelConfig | nothing | build.py | -
+  runner_type
 config:ModelConfig | all | vllm/compat.py, vllm/served.py, host_slots.py | -
   model skip_tokenizer_init is_hybrid enable_sleep_mode
 config:KVEventsConfig | all | build.py | -
