@@ -87,16 +87,17 @@ def test_a_stop_string_is_told_from_a_disconnect_once_the_tokenizer_is_loaded(
     eventually(lambda: pins_live(agents) == 1)
 
 
-def test_two_answers_to_one_prompt_leave_one_pin(agents: VllmServer) -> None:
+def test_two_answers_to_one_prompt_leave_a_pin_each(agents: VllmServer) -> None:
+    """Nobody knows from which of them the client goes on; the prompt's blocks are held once."""
     reset(agents)
     superseded = agents.metric("continuum:pins_ended_total", cause="superseded")
     prompt = text_of(120, "n")
     body = {"n": 2, "temperature": 1.0, "seed": 5, "job_id": "twice"}
     answer = ask(agents, "completions", [prompt], 40, **body)
     assert len(answer["choices"]) == 2
-    eventually(lambda: len(decisions(agents, "job:twice")) == 2 and pins_live(agents) == 1)
+    eventually(lambda: len(decisions(agents, "job:twice")) == 2 and pins_live(agents) == 2)
     assert {d["decision"] for d in decisions(agents, "job:twice")} == {"pin"}
-    assert agents.metric("continuum:pins_ended_total", cause="superseded") == superseded + 1
+    assert agents.metric("continuum:pins_ended_total", cause="superseded") == superseded
 
 
 def test_an_answer_cut_off_by_max_tokens_is_pinned(agents: VllmServer) -> None:
