@@ -111,7 +111,7 @@ ALIKE = {
     "tier_growth": "how many slots there are",
     "tier_order": "which slot leaves first",
 }
-TIMEOUT_S = 900
+TIMEOUT_S = 1800
 
 
 @dataclass
@@ -191,6 +191,7 @@ def test_scheduler_side(version: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert run.returncode == 0, run.failures[-6000:]
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("version", [v for v in sources.VERSIONS[-1:] if v != installed()])
 def test_no_name_that_the_newest_renames_ends_a_server(version: str) -> None:
     """As on the installed one (tests/vllm/test_renames.py). Minutes of a core."""
