@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
+
+from vllm.v1.request import Request
 
 from tests.vllm.harness import Engine
 from tests.vllm.test_victims import PROGRAM_ORDER
@@ -83,7 +86,8 @@ def vram_too_small(make: Make) -> Engine:
 
 def load(make: Make) -> Engine:
     engine = _go_on(_loading(make))
-    engine.add("c", 40, 4, program="q", session_id="s", final=True, stop=["x"])
+    named = {"session_id": "s"} if "session_id" in signature(Request).parameters else {}  # 0.28
+    engine.add("c", 40, 4, program="q", final=True, stop=["x"], **named)
     engine.add("d", 300, 40, program="r")
     engine.step()
     engine.abort("d")
