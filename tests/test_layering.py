@@ -33,6 +33,8 @@ MANY_METHODS = {
     "continuum_connector/scheduler/tiers/index.py HostIndex",
     "continuum_connector/scheduler/tiers/disk_index.py DiskIndex",
     "continuum_connector/scheduler/tiers/chains.py SlotClaims",
+    # One table of who is away.
+    "continuum_connector/scheduler/away.py Away",
     # A process, its log and its HTTP interface, as all benchmarks and tests use it.
     "bench/serve/server.py VllmServer",
 }
