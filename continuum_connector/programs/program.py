@@ -311,20 +311,21 @@ class ProgramTable:
         return structs.replace(shared, key=part + secrets.token_hex(_PART_BYTES))
 
     def _shrink(self) -> None:
-        """Forget programs until the bound holds, or all that were looked at are in use."""
-        for _ in range(_TRIES):
-            if len(self._programs) <= self._max_programs:
-                return
-            queues: tuple[OrderedDict[str, Any], ...] = (*self._once, self._programs)
-            queue = next(filter(None, queues))
-            key = next(iter(queue))
-            program = self._programs[key]
-            if program.num_active or not self._evictable(key):
-                queue.move_to_end(key)  # a program in use counts as just seen
-                continue
-            del self._programs[key]
-            self._once[program.is_named].pop(key, None)
-            self._lineage.forget(key)
+        """Forget programs until the bound holds, or all that were looked at are in use. Each queue
+        has its share of the tries, as all in one may be in use: agents in their first pause."""
+        queues: tuple[OrderedDict[str, Any], ...] = (*self._once, self._programs)
+        for queue in queues:
+            for _ in range(min(_TRIES // len(queues), len(queue))):
+                if len(self._programs) <= self._max_programs:
+                    return
+                key = next(iter(queue))
+                program = self._programs[key]
+                if program.num_active or not self._evictable(key):
+                    queue.move_to_end(key)  # a program in use counts as just seen
+                    continue
+                del self._programs[key]
+                self._once[program.is_named].pop(key, None)
+                self._lineage.forget(key)
 
 
 def _inferred(known: str | None, hints: Hints) -> Identity:

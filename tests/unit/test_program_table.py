@@ -175,6 +175,17 @@ def test_programs_in_use_are_never_forgotten() -> None:
     assert all(table.get(key) for key in ("p0", "p1", "busy"))
 
 
+@pytest.mark.parametrize("num_pinned", [1, 100])
+def test_others_are_forgotten_while_all_that_never_came_back_have_pins(num_pinned: int) -> None:
+    table = ProgramTable(max_programs=200, evictable=lambda key: not key.startswith("anonymous:"))
+    pinned = [turn(table, None, 0.0, f"{number:03}xx", "out")[0] for number in range(num_pinned)]
+    for number in range(400):
+        for _ in range(2):
+            turn(table, named(f"n{number}"), float(number))
+        assert len(table) <= 200 + 1
+    assert all(table.get(program.key) is program for program in pinned)
+
+
 def test_a_table_full_of_programs_in_use_grows_and_shrinks_again() -> None:
     table = ProgramTable(max_programs=10)
     programs = [table.begin_turn(named(f"a{number}"), [], 0.0)[0] for number in range(200)]
