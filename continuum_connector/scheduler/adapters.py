@@ -17,6 +17,7 @@ from typing import Any
 from continuum_connector.scheduler.tiers.base import Tier
 
 _MAX_NAMES = 4096
+_MAX_IDS = 64  # of a name; a trainer may number its steps, and API servers are a few
 
 
 class Adapters:
@@ -54,14 +55,18 @@ class Adapters:
         lora = request.lora_request
         if not lora:
             return False
-        is_full = lora.name not in self._named and len(self._named) >= _MAX_NAMES
+        known = self._named.get(lora.name)
+        is_full = known is None and len(self._named) >= _MAX_NAMES
         if is_full:  # an epoch begins, so nothing is left that an older name could mean
             self._named.clear()
-        path, ids = self._named.get(lora.name, (lora.path, set()))
-        is_another = path != lora.path or bool(ids and lora.adapter_id not in ids)
-        ids = {lora.adapter_id} if path != lora.path else ids | {lora.adapter_id}
+        path, ids = known or (lora.path, set())
+        if path == lora.path and lora.adapter_id in ids:
+            return False
+        if path != lora.path or len(ids) >= _MAX_IDS:
+            ids = set()
         self._named[lora.name] = lora.path, ids
-        return is_full or is_another
+        ids.add(lora.adapter_id)
+        return is_full or known is not None
 
     def allocated(self, request: Any, loads: bool) -> None:
         """vLLM has admitted the turn: to load, or to run."""

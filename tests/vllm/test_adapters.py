@@ -119,6 +119,15 @@ def test_names_beyond_the_bound_are_forgotten_with_all_that_they_named(
     assert said == [False, False, False, True, False, False]
 
 
+def test_a_trainer_that_numbers_its_steps_makes_no_name_grow() -> None:
+    named = tiered(max_loras=2).connector.side.adapters
+    for step in range(1000):
+        sent = SimpleNamespace(lora_request=LoRARequest("policy", step + 1, "/adapters/policy"))
+        assert named.arrived(sent) == (step > 0)
+        assert not named.arrived(sent)
+    assert len(named._named["policy"][1]) <= adapters._MAX_IDS
+
+
 def ends_by_abort(engine: Engine) -> None:
     engine.abort("back")
 
