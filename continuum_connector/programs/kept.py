@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 NUM_MARKS = 8  # of a chain
+TO_ITS_END, FROM_ITS_PROMPT, UNKNOWN = 3, 2, 1  # how a turn continues a chain
 
 
 @dataclass(frozen=True)
@@ -31,21 +32,27 @@ class Kept:
         return cls(num_blocks * block_size, marks, prompt)
 
     def continued(self, hashes: Sequence[bytes]) -> int:
-        """How surely a turn with those hashes continues the chain: 3 if it has its end, 2 if it has
-        the end of its prompt, because many clients send an answer back without its thinking; 1 if
-        the chain has no block to tell by; else 0."""
+        """How surely a turn with those hashes continues the chain: to its end; or from the end of
+        its prompt on, because many clients send an answer back without its thinking; or nobody
+        knows, as the chain has no block to tell by; else 0."""
         if not self.marks:
-            return 1
-        marks = (None, None, self.prompt, self.marks[-1])
-        return next((n for n in (3, 2) if (m := marks[n]) and hashes[m[0] : m[0] + 1] == [m[1]]), 0)
+            return UNKNOWN
+        if _has(hashes, self.marks[-1]):
+            return TO_ITS_END
+        is_from_prompt = self.prompt is not None and _has(hashes, self.prompt)
+        return FROM_ITS_PROMPT if is_from_prompt else 0
 
     def shared(self, hashes: Sequence[bytes]) -> int:
         """How many blocks of the chain a prompt begins with. The result is up to an eighth too
         low."""
-        found = (i + 1 for i, mark in self.marks if i < len(hashes) and hashes[i] == mark)
-        return max(found, default=0)
+        return max((mark[0] + 1 for mark in self.marks if _has(hashes, mark)), default=0)
 
     def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
         """Whether a turn with those hashes continues the chain at least to its middle. Not to its
         end, because the next prompt may repeat the answer without the thinking in it."""
         return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
+
+
+def _has(hashes: Sequence[bytes], mark: tuple[int, bytes]) -> bool:
+    place, block_hash = mark
+    return place < len(hashes) and hashes[place] == block_hash

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
+from continuum_connector.programs.kept import Kept
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.lazy_heap import LazyHeap
@@ -37,8 +38,8 @@ class PinEnd(enum.Enum):
 class LivePin:
     """A program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
 
-    `marks`: place and hash of two blocks of its chain, one at the end of its prompt and the last.
-    From `asked_from` on only the client's request keeps the pin (`is_wish`), so it gives way first.
+    `kept`: its chain, by which we see which turn continues it. From `asked_from` on only the
+    client's request keeps the pin (`is_wish`), so it gives way first.
     """
 
     program: str
@@ -48,7 +49,7 @@ class LivePin:
     deadline: float
     then: After
     rank: tuple[float, float]  # under pressure the lowest goes first
-    marks: tuple[tuple[int, bytes], tuple[int, bytes]]
+    kept: Kept
     asked_from: float = math.inf
     is_wish: bool = False
     waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)  # requests back for it
@@ -57,12 +58,6 @@ class LivePin:
 
     def __post_init__(self) -> None:
         self.value = self.rank[0]
-
-    def num_shared(self, hashes: Sequence[bytes]) -> int:
-        """How many of its marks a turn of these hashes has. With both it continues the chain to its
-        end; with one, from the end of its prompt on: many clients send an answer back without its
-        thinking. With none it is not the turn we wait for."""
-        return sum(i < len(hashes) and hashes[i] == mark for i, mark in self.marks)
 
     @property
     def is_returning(self) -> bool:
@@ -92,7 +87,8 @@ class LivePin:
 
 
 class PinTable:
-    """One pin per program; every operation is O(log pins)."""
+    """Pins by program, deadline and rank; every operation is O(log pins), or O(pins of a program),
+    which are few."""
 
     def __init__(self) -> None:
         self._pins: OrderedDict[LivePin, None] = OrderedDict()

@@ -11,26 +11,23 @@ from collections.abc import Callable
 from typing import Any
 
 from continuum_connector.policy.base import After, Pin
-from continuum_connector.programs.program import Program
+from continuum_connector.programs.kept import TO_ITS_END, UNKNOWN
+from continuum_connector.programs.program import MAX_LEFT, Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
 
-# A client may send one id for all it does. Beyond so many pins of a program its oldest gives way.
-MAX_PINS = 64
-
 
 class Retention:
     """Begins and ends pins. `holds`: the table of the pins' holds. `budget`: how many VRAM blocks
-    pins may keep. `hash_size`: tokens per block hash. `waker.set` is told the next deadline."""
+    pins may keep. `waker.set` is told the next deadline."""
 
     def __init__(
         self,
         holds: HoldTable,
         budget: float,
         max_ttl_s: float,
-        hash_size: int,
         records: Records,
         waker: Any,
     ) -> None:
@@ -41,7 +38,6 @@ class Retention:
         self.num_wish_blocks = 0  # in those of them that already last longer
         self.queues: list[Any] = []  # ProgramQueues, whose order depends on live pins
         self._max_ttl_s = max_ttl_s
-        self._hash_size = hash_size
         self._records = records
         self._waker = waker
 
@@ -62,11 +58,12 @@ class Retention:
         """Pin a finished turn's `blocks`; this supersedes those of the program's pins that the turn
         continues.
 
-        `request`: the turn's. Pins above the budget give way, cheapest first.
+        `request`: the turn's; `program.kept` is what it left. Pins above the budget give way,
+        cheapest first.
         """
         hold = self.holds.take(blocks.blocks, blocks.ids)
         self.supersede(request, program, PinEnd.SUPERSEDED, now)
-        for old in self.pins.of(program.key)[: -MAX_PINS + 1]:
+        for old in self.pins.of(program.key)[: -MAX_LEFT + 1]:
             self._end(old, PinEnd.SUPERSEDED, now)
         pin = LivePin(
             program=program.key,
@@ -76,7 +73,7 @@ class Retention:
             deadline=now + min(decision.ttl_s, self._max_ttl_s),
             then=After.DROP if decision.is_wish else decision.then,  # a wish is stored only once
             rank=(decision.value, -program.arrival),
-            marks=self._marks(request, blocks),
+            kept=program.kept,
             asked_from=now + decision.asked_from_s,
         )
         self.pins.add(pin)
@@ -98,9 +95,9 @@ class Retention:
         program had not come back.
         """
         hashes = request.block_hashes
-        shared = [(pin.num_shared(hashes), pin) for pin in self.pins.of(program.key)]
-        num, pin = max(reversed(shared), key=lambda each: each[0], default=(0, None))
-        if pin is None or not num:
+        pins = [(pin.kept.continued(hashes), pin) for pin in self.pins.of(program.key)]
+        surest, pin = max(reversed(pins), key=lambda each: each[0], default=(0, None))
+        if pin is None or surest <= UNKNOWN:
             return None
         self.pins.expect(pin, request.request_id)
         self._waker.set(self.pins.next_deadline())
@@ -129,7 +126,7 @@ class Retention:
         their end."""
         hashes = request.block_hashes
         for pin in self.pins.of(program.key):
-            if pin.num_shared(hashes) == len(pin.marks):
+            if pin.kept.continued(hashes) == TO_ITS_END:
                 self._end(pin, cause, now)
 
     def end_all(self, cause: PinEnd, now: float) -> None:
@@ -168,15 +165,6 @@ class Retention:
         self._note_end(pin, PinEnd.PRESSURE, now)
 
     # --- parts ------------------------------------------------------------------------
-    def _marks(
-        self, request: Any, blocks: ChainBlocks
-    ) -> tuple[tuple[int, bytes], tuple[int, bytes]]:
-        """The marks of a finished turn's chain: see LivePin."""
-        hashes, last = request.block_hashes, blocks.end // self._hash_size - 1
-        # The last block of a prompt may hold what its template puts before an answer alone.
-        prompt = max(0, min(request.num_prompt_tokens // self._hash_size - 2, last))
-        return (prompt, hashes[prompt]), (last, hashes[last])
-
     def _make_wish(self, pin: LivePin) -> None:
         """The time for which the policy wanted the pin is over: it gives way before all pins that
         are no wish."""

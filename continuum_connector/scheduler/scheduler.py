@@ -85,7 +85,6 @@ class SchedulerSide:
             HoldTable(self._pool, beside=self.traffic.holds),
             config.max_pinned_fraction * self._num_vram_blocks,
             config.max_ttl_s,
-            self.groups.hash_size,
             self.records,
             waker,
         )

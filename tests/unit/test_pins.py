@@ -10,6 +10,7 @@ import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
+from continuum_connector.programs.kept import Kept
 from continuum_connector.scheduler.holds import Hold, HoldTable
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from tests.fakes import FakeBlockPool
@@ -24,7 +25,7 @@ def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float
         deadline=deadline,
         then=After.DROP,
         rank=(value, -arrival),
-        marks=((0, b""), (0, b"")),
+        kept=Kept(),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
+from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
@@ -77,7 +78,7 @@ class World:
             9.0,
             After.DROP,
             (0.0, -arrival),
-            ((0, b""), (0, b"")),
+            Kept(),
         )
         self.pins.add(pin)
         return pin

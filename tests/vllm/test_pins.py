@@ -115,7 +115,7 @@ def test_a_program_has_a_pin_for_each_context_that_it_has_left() -> None:
 
 
 def test_a_program_has_no_more_pins_than_may_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "MAX_PINS", 3)
+    monkeypatch.setattr(retention, "MAX_LEFT", 3)
     engine = AgentEngine()
     for number in range(5):
         engine.run_turn(f"a{number}", 40, program="p", seed=number)
