@@ -16,16 +16,9 @@ from continuum_connector.tools.checks.run import check
 from continuum_connector.tools.checks.serving import MIDDLEWARE
 from tests.unit import fake_machine as fake
 from tests.unit.fake_machine import BRIDGE, CUDA, GIB, H100, PCI, VLLM
+from tests.vllm.model_configs import LLAMA_8B
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "dtype": "bfloat16",
-}
+LLAMA = {key: LLAMA_8B[key] for key in LLAMA_8B if key != "torch_dtype"} | {"dtype": "bfloat16"}
 OK, WARNING, ERROR, UNSEEN = Verdict.OK, Verdict.WARNING, Verdict.ERROR, Verdict.UNSEEN
 
 

@@ -11,16 +11,8 @@ from continuum_connector.tools.checks.machine import Kv
 from continuum_connector.tools.checks.model_file import BrokenModelError
 from continuum_connector.tools.checks.shape import ShapeError, read_shape
 from tests.unit import fake_machine as fake
+from tests.vllm.model_configs import LLAMA_8B
 
-LLAMA_8B: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "hidden_size": 4096,
-    "torch_dtype": "bfloat16",
-}
 KIB = 1024
 
 

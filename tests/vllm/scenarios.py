@@ -14,7 +14,7 @@ from typing import Any
 from vllm.v1.request import Request
 
 from tests.vllm.harness import Engine
-from tests.vllm.test_victims import PROGRAM_ORDER
+from tests.vllm.test_victims import PROGRAM_ORDER, preempts_in_a_prefill
 from tests.vllm.tiering import SLOT_BYTES, Costs
 
 TIER = {"dram_bytes": 400 * SLOT_BYTES, "policy": "fixed_ttl"}
@@ -122,18 +122,10 @@ def reset_amid_turns(make: Make) -> Engine:
 
 
 def priority(make: Make) -> Engine:
-    """As in test_victims.py: `new` is preempted in the step that has scheduled its last chunk."""
-    for num_tokens in (46, 47):
-        options = {"policy": "priority", "extra_config": PROGRAM_ORDER}
-        engine = make(24, max_num_batched_tokens=128, long_prefill_token_threshold=64, **options)
-        engine.add("old1", 16, 1, seed=1, program="old", priority=0)
-        engine.run_until_idle()
-        engine.pool.reset_prefix_cache()
-        engine.add("new1", 320, 4, seed=2, program="new", priority=1)
-        engine.step()
-        engine.add("old2", num_tokens, 40, seed=3, program="old", priority=0)
-        engine.run_until_idle()
-    return engine
+    """`new` is preempted in the step that has scheduled its last chunk."""
+    options = {"policy": "priority", "extra_config": PROGRAM_ORDER}
+    preempts_in_a_prefill(46, make, **options)
+    return preempts_in_a_prefill(47, make, **options)
 
 
 def states(make: Make) -> Engine:

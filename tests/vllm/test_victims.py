@@ -8,6 +8,7 @@ they come back late (async scheduling) those behind it in `running` wait, step a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,11 +23,13 @@ HAS_SHARES = "long_prefill_token_threshold_adaptive" in {
 PROGRAM_ORDER = {"policy": "program_order"}
 
 
-def preempts_in_a_prefill(num_tokens: int, **kwargs: Any) -> Engine:
+def preempts_in_a_prefill(
+    num_tokens: int, make: Callable[..., Engine] = Engine, **kwargs: Any
+) -> Engine:
     """Program `new` is in the middle of a prefill, chunk by chunk, when `old`, which came before
     it but runs behind it, needs one block more and `new` has to yield it. With `num_tokens` in its
     prompt `old` needs that block in the step in which `new` was given its last chunk."""
-    engine = Engine(24, max_num_batched_tokens=128, long_prefill_token_threshold=64, **kwargs)
+    engine = make(24, max_num_batched_tokens=128, long_prefill_token_threshold=64, **kwargs)
     engine.add("old1", 16, 1, seed=1, program="old", priority=0)
     engine.run_until_idle()
     engine.pool.reset_prefix_cache()
