@@ -6,8 +6,8 @@ What identifies, and what must not:
     block                   0 ...        p-1    p  ...       n-1
     strong: blocks n-1, n-2, n-3, from p on: they cover text that only A has generated. Three,
             because output that is tokenised again as a prompt often ends a block or two early.
-    weak:   block p-1: covers the prompt only. Needed where the chat template drops reasoning
-            history, so that the next prompt leaves A's chain right at p. But it may
+    weak:   block p-1: covers the prompt only. Needed where the chat template drops reasoning from
+            the history, so that the next prompt leaves A's chain right at p. But it may
             be a system prompt that others share: it identifies only while a single program
             ever ended a prompt there and a single text ever followed it. When a second one
             comes, it identifies nobody from then on. A piece of A's answer must follow, or, as
@@ -160,8 +160,7 @@ class LineageIndex:
 
         The longest known end decides; if that one is shared, nobody is named. Early ends without a
         proof do not count. `tokens`: the prompt's, if they are known. Probes only positions at
-        which some turn ended, longest first and in C: a next turn is found in 10 us, a stranger's
-        6,500 blocks among 10,000 programs of all lengths take 0.4 ms.
+        which some turn ended, longest first and in C.
         """
         is_proven = False
         for found in self._found(block_hashes):

@@ -9,6 +9,7 @@ Each name is played in a child of this process, through every scenario that coul
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -235,13 +236,21 @@ def _span(having: list[str], releases: list[str]) -> str:
 
 
 def main(words: list[str]) -> None:
-    named = tuple(words) if words != ["--write"] else ("",)
-    asked = [each for each in TOUCHED if each.name.startswith(named or "")]
+    about, *_ = (__doc__ or "").split("\n\n")
+    parser = argparse.ArgumentParser(prog="python -m tests.vllm.renames", description=about)
+    parser.add_argument("names", nargs="*", help="those that begin so, such as Scheduler._pre")
+    parser.add_argument("--write", action="store_true", help="docs/versions.md; plays all: minutes")
+    options = parser.parse_args(words)
+    asked = [each for each in TOUCHED if each.name.startswith(tuple(options.names) or "")]
+    if options.write and options.names:
+        parser.error("--write needs a row of every name; leave the names out")
+    if not asked:
+        parser.error(f"no name that we touch begins with {' or '.join(options.names)}")
     rows = []
     for touch in asked:
         rows.append(row(touch))
         print(f"{touch.needs.value:9} {touch.name}: {rows[-1]}", flush=True)
-    if "--write" in words:
+    if options.write:
         found = {version: in_release(version) for version in sources.VERSIONS}
         rewrite(DOCS, {"touched": table(rows, found)})
 
