@@ -189,6 +189,17 @@ def test_what_is_no_trace_is_one_sentence_and_nothing_is_replaced(
     assert (analyzed.exit_code, len(analyzed.stderr.splitlines())) == (1, 1)
 
 
+def test_a_file_beyond_the_bound_is_not_read_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = tmp_path / "trace"
+    read(trace, *(mooncake(number, [number], 100) for number in range(20)))
+    line = trace.read_bytes().index(b"\n")
+    monkeypatch.setattr(foreign, "MAX_BYTES", 2 * line + 1)  # two whole lines
+    with pytest.raises(SourceError, match="has more than"):
+        foreign.read(trace)
+
+
 def test_requests_are_written_and_read_again(tmp_path: Path) -> None:
     (tmp_path / "in").write_text(json.dumps({"requests": [{"in": 10, "out": 1}] * 2}))
     out = tmp_path / "out.jsonl"

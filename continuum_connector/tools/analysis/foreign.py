@@ -86,9 +86,11 @@ def _documents(path: Path) -> list[Any]:
     try:
         opener: Any = gzip.open if path.suffix == ".gz" else open
         with opener(path, "rb") as file:
-            data = file.read(MAX_BYTES)
+            data = file.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise SourceError(f"{path} cannot be read ({error})") from None
+    if len(data) > MAX_BYTES:
+        raise SourceError(f"{path} has more than {MAX_BYTES >> 20} MiB, so nothing is read; cut it")
     try:
         return [msgspec.json.decode(data)]
     except (ValueError, RecursionError):

@@ -1,10 +1,9 @@
 """Recorded: traces of requests, with their lengths -> requests.
 
-A request is a mapping with the
-fields of `Request` in bench/common/workloads.py, in which bench keeps its own recordings: `trace`,
-`lane`, `turn`, `inp` and `out` (tokens), `common_blocks` (of 64 tokens, in common with the lane's
-request before), `think` (seconds since that was answered), `itypes` (a tool's result, or a person's
-words).
+A request is a mapping with the fields of `Request` in bench/common/workloads.py, in which bench
+keeps its own recordings: `trace`, `lane`, `turn`, `inp` and `out` (tokens), `common_blocks` (of 64
+tokens, in common with the lane's request before), `think` (seconds since that was answered),
+`itypes` (a tool's result, or a person's words).
 """
 
 from __future__ import annotations
