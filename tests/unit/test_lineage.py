@@ -171,6 +171,18 @@ def test_a_first_prompt_says_nothing_before_its_end(index: LineageIndex) -> None
     assert index.match(chain("TTTT", "tas", "other")) is None
 
 
+def test_four_contexts_that_one_answer_forks_into_are_known_side_by_side(
+    index: LineageIndex,
+) -> None:
+    """Each is so long that none of its ends is near the fork, where the others would find it."""
+    prompts = [chain("SSab", "ooo", each * 4200) for each in "uvwx"]
+    index.register("A", prompts[0][:7], 4)
+    assert [index.match(prompt) for prompt in prompts] == ["A"] * 4
+    for prompt in prompts:
+        index.register("A", [*prompt, prompt[-1] + b"p"], len(prompt))
+    assert [index.match([*prompt, prompt[-1] + b"p", b"q"]) for prompt in prompts] == ["A"] * 4
+
+
 def test_a_forgotten_program_is_not_recognised(index: LineageIndex) -> None:
     index.register("A", chain("Sab", "ooo"), 3)
     index.forget("A")
