@@ -128,7 +128,7 @@ def scheduler_side(
     )
     account.gauge("disk_wanted_bytes", config.disk_bytes)
     is_default = config.dram_bytes is None
-    memory = DramPlan(num_slots, slot_bytes * world_size, config.keep_epochs, is_default)
+    memory = DramPlan(num_slots, slot_bytes * world_size, is_default)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}

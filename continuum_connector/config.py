@@ -99,7 +99,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     trace_hashed: bool = False
     state_path: str = ""
     switch_path: str = ""
-    keep_epochs: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
     id_headers: str | tuple[str, ...] = ""
     echo: bool = True
     dram: Taken | None = None  # no knob: what a `dram_bytes` left out means on this server
@@ -161,8 +160,6 @@ KNOBS: dict[str, str] = {
     "times and costs over a restart; empty: forget",
     "switch_path": "file that switches the connector off and on while the server runs: with off in "
     "it, every engine that reads it serves as stock within about a second; empty: none",
-    "keep_epochs": "how many named sets of weights keep their KV in DRAM while others serve, "
-    "while there is room; 0: forget what the last weights computed",
     "id_headers": "your own headers that name a program, strongest first, separated by commas; "
     "needs the middleware",
     "echo": "answer the decision in non-streamed responses (kv_transfer_params.continuum)",
@@ -172,6 +169,8 @@ KNOBS: dict[str, str] = {
 REMOVED: dict[str, str] = {
     "objective": "program order serves batches within 1 % as well; leave it out, and for batches "
     "that take longer than five minutes raise max_head_start_s",
+    "keep_epochs": "KV of weights that serve no more is forgotten, whatever their name; leave it "
+    "out",
 }
 
 

@@ -289,7 +289,7 @@ class ProgramTable:
             program.last_finish = program.last_seen = now
             program.final |= bool(hints.final)
             program.parent = program.parent or hints.parent
-            if block_hashes and not hints.compaction:
+            if block_hashes:
                 self._lineage.register(
                     *(program.key, block_hashes, num_prompt_blocks, program.parent),
                     *(num_prompt_tokens, answer),

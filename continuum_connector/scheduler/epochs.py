@@ -40,7 +40,6 @@ class Epochs:
 
     def __init__(self, retention: Retention, tier: Tier, records: Records) -> None:
         self.number = 0
-        self.name = ""  # the name that a client gave these weights
         self.is_resetting = False
         self.is_vram_empty: Callable[[], bool] = lambda: False
         self.on_begin: Callable[[], None] = lambda: None
@@ -55,14 +54,10 @@ class Epochs:
         """Begin a new epoch. KV computed until now is no longer kept, and no lookup below VRAM
         finds it, even if a copy settles late.
 
-        `why`: what a worker saw. `name`: what a client calls the new weights. If a worker saw the
-        weights change by themselves, they no longer match the last epoch's name, so its KV cannot
-        be found under that name later. KV of weights without a name can never be found again.
+        `why`: what a worker saw. `name`: what a client calls the new weights, for the trace.
         """
         self.number = self._ledger.begin_epoch()
-        keep_as = "" if cause is Cause.WEIGHTS else self.name
-        self.name = name
-        self.forget_all(PinEnd.RESET, now, keep_as, name)
+        self.forget_all(PinEnd.RESET, now)
         self.found_older = None
         self.on_begin()
         if self.is_vram_empty():
@@ -71,11 +66,11 @@ class Epochs:
         self._account.count("epochs", label=cause.value)
         self._records.happened("epoch", now, epoch=self.number, cause=cause.value, why=why or name)
 
-    def forget_all(self, cause: PinEnd, now: float, keep_as: str = "", name: str = "") -> None:
+    def forget_all(self, cause: PinEnd, now: float) -> None:
         """End every pin with `cause`, and forget every block below VRAM (Tier.reset)."""
         self._retention.end_all(cause, now)
         self._records.stock.clear()
-        for transfer in self._tier.reset(now, keep_as, name):
+        for transfer in self._tier.reset(now):
             self._records.settled(transfer, now)
 
     def vram_emptied(self) -> None:

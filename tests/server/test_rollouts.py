@@ -134,7 +134,7 @@ def served(name: str, model: Path, fault: Path, options: dict[str, Any]) -> Vllm
 @pytest.fixture(scope="module")
 def rollouts(models: Weights, fault: Path) -> Iterator[VllmServer]:
     """Turns leave for DRAM at once; it has room for all of them."""
-    keys = {"policy": "fixed_ttl", "ttl_s": 0, "dram_bytes": 600 * BYTES, "keep_epochs": 1}
+    keys = {"policy": "fixed_ttl", "ttl_s": 0, "dram_bytes": 600 * BYTES}
     config = transfer_config("timeless", keys)
     options = {"num_blocks": NUM_BLOCKS, "kv_transfer_config": config, "args": ENDPOINT}
     with served("test-rollouts", models.old, fault, options) as server:
@@ -256,22 +256,19 @@ def say(server: VllmServer, name: str, key: str = KEY) -> dict[str, Any]:
     return administer(server, "epoch", key, json.dumps({"name": name}))
 
 
-def test_weights_that_a_trainer_names_find_their_kv_when_they_serve_again(
+def test_an_epoch_that_a_trainer_begins_finds_nothing_of_the_one_before(
     rollouts: VllmServer,
 ) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
         say(rollouts, "policy-1", key="somebody-elses")
-    found = {}
-    for turn, name in enumerate(("policy-1", "policy-2", "policy-1")):
+    for name in ("policy-1", "policy-2"):
         idle(rollouts)
         began, known = epoch(rollouts), dram_hits(rollouts)
         assert say(rollouts, name) == {"name": name, "vram_emptied": True}
         answers(rollouts)
         assert epoch(rollouts) == began + 1
-        found[turn] = dram_hits(rollouts) - known
-    assert found[0] == found[1] == 0
-    assert found[2] > 0
-    assert rollouts.metric("continuum:epochs_total", cause="reset") >= 3
+        assert dram_hits(rollouts) == known
+    assert rollouts.metric("continuum:epochs_total", cause="reset") >= 2
 
 
 def test_after_new_weights_what_the_disk_has_of_the_old_is_not_read(

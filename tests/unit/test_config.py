@@ -128,7 +128,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("trace_hashed", "1", True),
         ("state_path", "/tmp/learned", "/tmp/learned"),
         ("switch_path", "/run/continuum/switch", "/run/continuum/switch"),
-        ("keep_epochs", "2", 2),
         ("id_headers", "X-Run-Id, X-Agent", "X-Run-Id, X-Agent"),
         ("echo", " No ", False),
     ],

@@ -598,45 +598,7 @@ def named(engine: Engine, name: str, weights: int) -> None:
     assert engine.reset_prefix_cache(reset_running_requests=True, reset_connector=name)
 
 
-@MODES
-@GROUPS
-def test_weights_seen_before_find_their_kv_by_their_name(
-    async_scheduling: bool, groups: str
-) -> None:
-    engine = tiered(async_scheduling=async_scheduling, groups=groups, config={"keep_epochs": 2})
-    named(engine, "reference", 1)
-    run_turn(engine, "a", 200, program="p")
-    park(engine)
-    named(engine, "policy", 2)
-    run_turn(engine, "b", engine.next_prompt("a", 0), program="q")
-    assert engine.cached["b"] == (0, 0)
-    assert answers(engine, "b", weights=2)
-    park(engine)
-    named(engine, "reference", 1)
-    run_turn(engine, "c", engine.next_prompt("a", 20), program="p")
-    assert engine.cached["c"][1] >= 192
-    assert answers(engine, "c", weights=1)
-    wind_down(engine)
-
-
-@GROUPS
-def test_a_turn_that_found_nothing_looks_again_once_its_epoch_is_back(groups: str) -> None:
-    engine = tiered(groups=groups, config={"keep_epochs": 2})
-    named(engine, "reference", 1)
-    run_turn(engine, "a", 200, program="p")
-    park(engine)
-    named(engine, "policy", 2)
-    run_turn(engine, "x", 60, program="x", seed=9)
-    park(engine)
-    request = engine.add("b", engine.next_prompt("a", 20), program="p")
-    assert engine.connector.get_num_new_matched_tokens(request, 0) == (0, False)
-    named(engine, "reference", 1)
-    engine.run_until_idle()
-    assert engine.cached["b"][1] >= 192
-    assert answers(engine, "b", weights=1)
-
-
-def test_without_keep_epochs_a_name_is_a_reset() -> None:
+def test_weights_that_come_back_by_their_name_find_nothing_of_before() -> None:
     engine = tiered()
     named(engine, "reference", 1)
     run_turn(engine, "a", 200, program="p")
@@ -646,48 +608,6 @@ def test_without_keep_epochs_a_name_is_a_reset() -> None:
     assert not dram_of(engine).index.num_ready
     run_turn(engine, "c", engine.next_prompt("a", 20), program="p")
     assert engine.cached["c"] == (0, 0)
-
-
-def test_a_plain_reset_goes_back_to_nothing() -> None:
-    """Nobody said that the weights are those of a name."""
-    engine = tiered(config={"keep_epochs": 2})
-    named(engine, "reference", 1)
-    run_turn(engine, "a", 200, program="p")
-    assert engine.reset_prefix_cache(reset_connector=True)
-    assert not dram_of(engine).index.num_ready
-
-
-def test_weights_that_change_under_a_name_end_what_it_had() -> None:
-    engine = tiered(config={"keep_epochs": 2})
-    named(engine, "reference", 1)
-    run_turn(engine, "a", 200, program="p")
-    park(engine)
-    update(engine)  # 2, and a worker saw it
-    run_turn(engine, "x", 40, program="x", seed=5)
-    named(engine, "reference", 2)
-    run_turn(engine, "b", engine.next_prompt("a", 20), program="p")
-    assert answers(engine, "b", weights=2)
-
-
-def test_epochs_kept_leave_before_anybody_has_to_and_are_no_more_than_told() -> None:
-    engine = tiered(num_slots=40, config={"keep_epochs": 1})
-    index = dram_of(engine).index
-    for weights, name in enumerate(["one", "two", "three"], start=1):
-        named(engine, name, weights)
-        run_turn(engine, name, 200, program=name)
-        park(engine)
-    assert index.num_free == 40 - 13, "of three epochs"
-    named(engine, "one", 1)
-    assert not index.num_ready, "too many names since"
-    named(engine, "three", 3)
-    assert index.num_ready == 13
-    named(engine, "four", 4)
-    run_turn(engine, "big", 600, program="big", seed=7)
-    assert total(engine, "dram_evicted_blocks") == 0, "it went to what was kept, not to the living"
-    named(engine, "three", 3)
-    assert not index.num_ready
-    index.check()
-    wind_down(engine)
 
 
 # --- vLLM's own word for it ---------------------------------------------------------------
@@ -733,8 +653,8 @@ def test_vllm_hands_a_name_through_as_it_is() -> None:
 
     given = (False, "policy-120")
     assert EngineCoreProc._convert_msgspec_args(EngineCore.reset_prefix_cache, given) == given
-    engine = tiered(config={"keep_epochs": 1})
+    engine = tiered()
     core = EngineCore.__new__(EngineCore)
     core.scheduler = engine.scheduler
     assert core.reset_prefix_cache(*given)
-    assert engine.connector.side.steps.epochs.name == "policy-120"
+    assert engine.connector.side.steps.epochs.number == 1

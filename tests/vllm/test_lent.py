@@ -317,17 +317,6 @@ def test_windows_and_states_give_up_nothing(groups: str) -> None:
     wind_down(engine)
 
 
-def test_a_named_epoch_that_comes_back_has_lent_nothing() -> None:
-    engine = two_in_dram(config={"keep_epochs": 1})
-    begin(engine, "a2")
-    index = engine.connector.side.tier.index
-    index.clear(keep_as="one", name="two")
-    index.clear(keep_as="two", name="one")
-    assert lent(engine) == []
-    assert len(index.order.live_of("job:a")) == 1
-    index.clear()
-
-
 def test_a_disk_still_knows_how_many_turns_used_what_left_and_came_back() -> None:
     engine = on_disk(num_slots=2 * BLOCKS, config={"policy": "adaptive"})
     store_all(engine)

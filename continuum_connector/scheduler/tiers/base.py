@@ -98,12 +98,10 @@ class Tier(Protocol):
     def hear(self, report: WorkerReport) -> None:
         """Take in what the workers report about the memory itself; Traffic takes in the copies."""
 
-    def reset(self, now: float, keep_as: str = "", name: str = "") -> list[Transfer]:
+    def reset(self, now: float) -> list[Transfer]:
         """Begin a new epoch, as after a weight update: forget every block, however many there are.
         Stores in flight are abandoned: their VRAM blocks are free at once, and what they write is
-        thrown away. If the last epoch has a name, `keep_as`, and named epochs are kept, its blocks
-        are kept for its return. If the new epoch's `name` is that of a kept one, its blocks can be
-        found again.
+        thrown away.
 
         Returns the transfers that this ended: those that had not left yet, and no loads.
         """

@@ -235,18 +235,12 @@ class SlotClaims:
             if not len(chain.tickets):
                 self.order.remove(chain)
 
-    def clear(self) -> tuple[EvictionOrder, int, Sequence[Any]]:
-        """Drop all claims; the slots' own counts go with the slots. Returns what `restore` takes,
-        and the containers that the chains were in, to be taken apart."""
-        order, num_claims = self.order, self._num_claims
-        for program, loan in list(order.loans.items()):  # should it serve again, none runs
-            order.take_back(program, loan.to)
-        self.restore(EvictionOrder(self._table.is_stuck), 0)
-        return order, num_claims, order.queues
-
-    def restore(self, order: EvictionOrder, num_claims: int) -> None:
-        """Let these chains claim again what they did."""
-        self.order, self._num_claims, self._superseded = order, num_claims, []
+    def clear(self) -> Sequence[Any]:
+        """Drop all claims; the slots' own counts go with the slots. Returns the containers that the
+        chains were in, to be taken apart."""
+        old, self.order = self.order, EvictionOrder(self._table.is_stuck)
+        self._num_claims, self._superseded = 0, []
+        return old.queues
 
     def check(self, used: Numbers, past: Numbers) -> None:
         """Prove that used slots are claimed as often as counted; `past`: slots that no longer

@@ -148,11 +148,11 @@ class DiskTier:
         return self.dram.take_events()
 
     # --- all of it --------------------------------------------------------------------
-    def reset(self, now: float, keep_as: str = "", name: str = "") -> list[Transfer]:
+    def reset(self, now: float) -> list[Transfer]:
         over = self.traffic.abandon(self._owner, resets_disk=True)
         self._forget_all()
         self._found.close()
-        return over + self.dram.reset(now, keep_as, name)
+        return over + self.dram.reset(now)
 
     def hear(self, report: WorkerReport) -> None:
         self.dram.hear(report)

@@ -34,13 +34,12 @@ logger = logging.getLogger(f"vllm.{__name__}")
 @dataclass(frozen=True)
 class DramPlan:
     """Host memory as configured. `num_slots`: of each rank, 0 for no tier. `block_bytes`: of one
-    block on all ranks. `keep_epochs`: how many epochs that have a name are kept while others serve.
-    `is_default`: nobody asked for this size, so what is there is all that is wanted.
+    block on all ranks. `is_default`: nobody asked for this size, so what is there is all that is
+    wanted.
     """
 
     num_slots: int
     block_bytes: int
-    keep_epochs: int = 0
     is_default: bool = False
 
 
@@ -62,7 +61,7 @@ class DramTier:
         account: Account,
         events: TierEvents | None = None,
     ) -> None:
-        self.index = HostIndex(0, not groups.are_simple, plan.keep_epochs)
+        self.index = HostIndex(0, not groups.are_simple)
         self.loans = Loans(self.index, groups)
         self.is_up = plan.num_slots > 0
         self.down_reason = ""
@@ -164,9 +163,9 @@ class DramTier:
     def residence_s(self, now: float) -> float:
         return self.index.residence.seconds(now)
 
-    def reset(self, now: float, keep_as: str = "", name: str = "") -> list[Transfer]:
+    def reset(self, now: float) -> list[Transfer]:
         over = self.traffic.abandon(self._owner)
-        self.index.clear(keep_as, name)
+        self.index.clear()
         return over
 
     # --- every step -------------------------------------------------------------------

@@ -31,7 +31,6 @@ from continuum_connector.scheduler.tiers.slots import (
     Numbers,
     Past,
     SlotTable,
-    Table,
     Tickets,
     numbers_of,
 )
@@ -42,7 +41,7 @@ NOBODYS = Chain("", 0.0)  # stands for no chain: beside it every chain may leave
 class HostIndex:
     """Block hash -> slot, the slots' states, and the chains that claim them."""
 
-    def __init__(self, num_slots: int, whole: bool = False, keep_epochs: int = 0) -> None:
+    def __init__(self, num_slots: int, whole: bool = False) -> None:
         self._whole = whole
         self.num_slots = 0  # that exist by now, see `grow`
         self.num_ready = 0
@@ -59,7 +58,7 @@ class HostIndex:
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
         self._claims = SlotClaims(self._table)
-        self.past = Past(self._regain, keep_epochs)  # of earlier epochs
+        self.past = Past(self._regain)  # of earlier epochs
         self.marks: Marks | None = None  # kept where there is a disk
         self.grow(num_slots)
 
@@ -227,23 +226,18 @@ class HostIndex:
         """What the slots hold."""
         return list(self._table.keys[numbers].tolist())
 
-    def clear(self, keep_as: str = "", name: str = "") -> None:
+    def clear(self) -> None:
         """Begin a new epoch: nothing from before is found, at once. Callers with tickets must look
         at `num_epochs`: only slots being written or read are marked as gone, and are FREE after
-        that. `keep_as`: the last epoch's name; `name`: the new one's, whose blocks may be there."""
+        that."""
         table = self._table
         busy = (table.is_writing | (table.num_readers > 0)).nonzero()[0]
         busy = busy[np.array([key is not None for key in table.keys[busy].tolist()], np.bool_)]
         self._forget(busy[table.is_writing[busy]])
         self._orphan(busy[~table.is_writing[busy]])
         self.num_lost += self.num_ready
-        found = self.past.change(keep_as, Table(self._numbers, *self._claims.clear()), name)
-        self._numbers = {} if found is None else found.numbers
-        self.num_ready = len(self._numbers)
-        if found is not None:
-            self._claims.restore(found.order, found.num_claims)
-            if self.marks is not None:
-                self.marks.is_saved[:] = False  # what is on disk does not outlast an epoch
+        self.past.add(self._numbers, *self._claims.clear())
+        self._numbers, self.num_ready = {}, 0
         self.version += 1
         self.num_epochs += 1
         self.residence = Residence()
