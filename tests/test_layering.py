@@ -35,6 +35,83 @@ PARTS = {
     *("tier", "traffic", "index", "ledger", "pool"),
 }
 
+# Attributes of an object that are assigned outside the module of its class: collaborators planted
+# after construction, and state with a second owner. The first list is to be emptied; take off, do
+# not add. The second is what vLLM, Python or C have no other way for.
+PLANTED = {
+    "connector.py": "_epochs.is_vram_empty",
+    "programs/answers.py": "program.alters_answers program.prompt_end",
+    "scheduler/decider.py": "program.num_counted",
+    "scheduler/gate.py": "held.turn.held_s turn.is_let_in",
+    "scheduler/outcomes.py": "one.gap_s one.pin_end",
+    "scheduler/retention.py": "pin.is_wish",
+    "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on tier.rank_at turn.epoch "
+    "turn.is_preempted turn.is_stray turn.since turn.stock_tokens turn.tier_tokens "
+    "turn.vram_tokens",
+    "scheduler/tiers/chains.py": "chain.tickets each.num_passed",
+    "scheduler/tiers/disk.py": "ahead.has_new ahead.owner ahead.rank_at ahead.under_way.events "
+    "disk.gone dram.came dram.doubts dram.index.marks dram.rank_at dram.went_down marks.key_of "
+    "marks.passes_on marks.stays traffic.background traffic.disk_spent traffic.look_every_s",
+    "scheduler/tiers/dram.py": "index.gone traffic.background",
+    "scheduler/tiers/eviction.py": "chain.last_used",
+    "scheduler/tiers/reading.py": "told.num_tokens told.read_s told.why wait.came wait.lacks "
+    "wait.reads wait.rest wait.start wait.told.why",
+    "scheduler/tiers/saving.py": "disk.leaving",
+    "scheduler/tiers/traffic.py": "transfer.hold",
+    "scheduler/tiers/under_way.py": "transfer.num_ahead wait.told.why",
+    "scheduler/waiting.py": "queue.is_open tier.ahead.has_waiting told.num_tokens turn.on_disk "
+    "turn.was_asked",
+    "vllm/allocation.py": "rule.gives_way",
+    "vllm/resets.py": "_epochs.is_resetting _epochs.on_begin epochs.found_older transfer.hold",
+    "worker/disk.py": "report.disk_down",
+    "worker/health.py": "outcome.bad outcome.copied",
+    "worker/tier.py": "_closer.end_disk _report.tier_down",
+    "worker/worker.py": "_report.changed_in _report.new_weights _sleep.is_on",
+}
+NOT_OURS = {
+    "tools/checks/ask.py": "os.environ",
+    "tools/cli/ending.py": "sys.excepthook sys.unraisablehook",
+    "tools/cli/server.py": "clock.daemon",
+    "vllm/about.py": "options.model",
+    "vllm/allocation.py": "_manager.allocate_slots",
+    "vllm/attach.py": "ContinuumScheduler.__name__ ContinuumScheduler.__qualname__ "
+    "config.get_scheduler_cls config.scheduler_cls engine_args.kv_transfer_config "
+    "engine_args_class.create_engine_config",
+    "vllm/compat.py": "request.status scheduler.defer_block_free scheduler.has_mamba_layers "
+    "scheduler.prefill_capacity_bound scheduler.recompute_kv_load_failures "
+    "vllm_config.kv_transfer_config.kv_load_failure_policy",
+    "vllm/coordinator.py": "coordinator.find_longest_cache_hit_per_group "
+    "coordinator.remove_skipped_blocks",
+    "vllm/planned.py": "DEVICE.capability args.kv_transfer_config args.load_format "
+    "config.cache_config.block_size config.cache_config.num_gpu_blocks "
+    "config.compilation_config.mode found.hash_block_size",
+    "vllm/plugin.py": "KVTransferConfig.__post_init__ loader.exec_module",
+    "vllm/pretend.py": "accelerator.current_device_index accelerator.device_count "
+    "accelerator.set_device_index cuda.Event cuda.Stream cuda.current_device cuda.current_stream "
+    "cuda.default_stream cuda.device_count cuda.get_device_capability cuda.get_device_properties "
+    "cuda.is_available cuda.set_device namespace.__getattr__ "
+    "platforms._current_platform platforms.vllm_version_matches_substr "
+    "registry._run_in_subprocess socket.socket.connect torch.library.register_fake",
+    "vllm/resets.py": "_manager.free pool.get_num_free_blocks request.num_computed_tokens",
+    "vllm/shadow.py": "_coordinator.single_type_managers each.block_pool",
+    "worker/abi.py": "function.argtypes function.restype",
+}
+# Functions whose names ask, and which act. To be emptied; take off, do not add.
+ASKS_AND_ACTS = {
+    # get_: vLLM names these hooks.
+    "connector.py": {"get_kv_connector_stats", "get_num_new_matched_tokens", "is_bound"},
+    "costs/pressure.py": {"is_now"},
+    "scheduler/queue.py": {"__bool__"},
+    "scheduler/tiers/disk_index.py": {"_is_last"},
+    "scheduler/waiting.py": {"is_busy"},
+    "vllm/coordinator.py": {"most_spare"},
+}
+ASKS = re.compile(r"_?(is|has|are|was|can|get)_|__(bool|len|contains)__$")
+MUTATES = {
+    *("add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end"),
+    *("pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"),
+}
+
 LEAVES = {"errors", "messages", "files", "sizes", "foreign_keys", "memory"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
@@ -336,6 +413,70 @@ def test_nobody_reaches_through_two_objects() -> None:
     trees = {n: tree for n, tree in TREES.items() if n.removesuffix(".py").split("/")[0] in rooms}
     found = {name: set(reaches(tree)) for name, tree in trees.items()}
     assert {name: chains for name, chains in found.items() if chains} == {}
+
+
+def _stored(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Attributes that are assigned, augmented or deleted."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            yield node
+
+
+def _declared(tree: ast.AST) -> Iterator[str]:
+    """Attributes of the classes of a module: their fields, and what their methods assign."""
+    for one in ast.walk(tree):
+        if isinstance(one, ast.ClassDef):
+            yield from (ast.unparse(n.target) for n in one.body if isinstance(n, ast.AnnAssign))
+            yield from (n.attr for n in _stored(one) if ast.unparse(n.value) == "self")
+
+
+def planted(tree: ast.AST) -> set[str]:
+    own = {*_declared(tree)}
+    found = [n for n in _stored(tree) if ast.unparse(n.value) not in ("self", "cls")]
+    return {ast.unparse(n).removeprefix("self.") for n in found if n.attr not in own}
+
+
+def test_nobody_plants_in_anothers_object() -> None:
+    """An object gets its collaborators when it is made, and one module writes its state. No
+    allowance is unused."""
+    found = {name: planted(tree) for name, tree in TREES.items()}
+    allowed = {name: {*PLANTED.get(name, "").split()} for name in {*PLANTED, *NOT_OURS}}
+    allowed = {name: own | {*NOT_OURS.get(name, "").split()} for name, own in allowed.items()}
+    assert {name: targets for name, targets in found.items() if targets} == allowed
+
+
+def _acts(function: ast.AST, by_name: dict[str, ast.AST], seen: frozenset[str]) -> bool:
+    """Whether it assigns to an attribute or a part of one, calls what changes one, or calls a
+    method of its class that does."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            if isinstance(node, ast.Attribute) or "." in ast.unparse(node.value):
+                return True
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            of, name = ast.unparse(node.func.value), node.func.attr
+            if name in MUTATES and "." in of:
+                return True
+            called = by_name.get(name) if of == "self" and name not in seen else None
+            if called is not None and _acts(called, by_name, seen | {name}):
+                return True
+    return False
+
+
+def asks_and_acts(tree: ast.AST) -> Iterator[str]:
+    """Predicates, properties and getters that change something."""
+    of_class = {f: one for one in ast.walk(tree) if isinstance(one, ast.ClassDef) for f in one.body}
+    for each in functions(tree):
+        marks = {ast.unparse(mark) for mark in each.decorator_list}
+        if ASKS.match(each.name) or marks & {"property", "cached_property"}:
+            own = functions(of_class[each]) if each in of_class else ()
+            if _acts(each, {f.name: f for f in own}, frozenset({each.name})):
+                yield each.name
+
+
+def test_who_asks_changes_nothing() -> None:
+    """Functions named is_, has_, get_, ..., `__bool__` and properties. No allowance is unused."""
+    found = {name: {*asks_and_acts(tree)} for name, tree in TREES.items()}
+    assert {name: names for name, names in found.items() if names} == ASKS_AND_ACTS
 
 
 def test_every_file_has_its_line_in_the_map() -> None:
