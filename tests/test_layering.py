@@ -258,7 +258,6 @@ CLOCK_IN = {  # who may ask what time it is
     "scheduler/waker.py",
     "tools/checks/ask.py",  # it times a drive
     "tools/analysis/written.py",  # it reads dates that others wrote
-    "tools/cli/server.py",  # a client: it times what it asks for
     "tools/cli/top.py",
 }
 

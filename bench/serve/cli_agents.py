@@ -97,7 +97,7 @@ def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
 
         def knows(token: int) -> bool:
             try:
-                server.first_token_s(model, [token], {})
+                server.complete(model, [token])
             except CommandError as error:
                 if token and "out of vocabulary" in str(error):
                     return False
@@ -126,7 +126,7 @@ def read_object(text: str) -> dict[str, Any]:
 def find_model(url: str, api_key: str, wanted: str) -> str:
     """The name of the model that was asked for, or of the only one that is served."""
     with contextlib.closing(Server(url, api_key)) as server:
-        served = [model.name for model in server.models()]
+        served = server.models()
     if wanted and wanted not in served:
         raise CommandError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
     if not wanted and len(served) != 1:

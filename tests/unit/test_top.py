@@ -28,8 +28,8 @@ from typer.testing import CliRunner, Result
 from continuum_connector.observe.metric import Kind
 from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
 from continuum_connector.tools.cli.app import app
-from continuum_connector.tools.cli.rates import Forecasts, Numbers, numbers
-from continuum_connector.tools.cli.server import CommandError, Scrape, Server
+from continuum_connector.tools.cli.rates import Numbers, Scrape, numbers
+from continuum_connector.tools.cli.server import CommandError, Server
 from continuum_connector.tools.cli.top import WINDOW_S, Watch
 from continuum_connector.tools.cli.top_view import screen
 
@@ -133,49 +133,66 @@ def two(later: dict[str, float], vllm: dict[str, float] | None = None) -> Number
 # --- numbers ----------------------------------------------------------------------------
 def test_two_scrapes_become_rates_and_shares() -> None:
     shown = two(LATER | {"store_seconds": 4.0, "hook_seconds{get_finished}": 2.0})
-    kept = shown.kept
+    kept = shown["kept"]
     assert kept is not None
-    assert (shown.interval_s, shown.served.num_running, shown.served.models) == (2.0, 3, ["tiny"])
+    assert (shown["interval_s"], shown["served"]["num_running"], shown["served"]["models"]) == (
+        2.0,
+        3,
+        ["tiny"],
+    )
     against = {"only_ours": 0.6, "stock_too": 0.15, "only_stock": 0.02, "unknown": 0.0}
-    assert kept.hit == {"vram": 0.5, "dram": 0.25, "disk": 0.0, "computed": 0.25} | against
-    assert (kept.pinned, kept.held_for_stores, kept.num_pins) == (0.2, 0.1, 2)
-    assert (kept.dram_used, kept.dram_used_bytes) == (0.5, 25 * 2**20)
-    assert kept.decisions_per_s == {"pin": 1.5, "offload": 0.0, "free": 0.5}
-    assert kept.pins_ended["returned"] == 3
-    assert (kept.stores.per_s, kept.stores.bytes_per_s, kept.stores.mean_s) == (2.0, 2e9, 0.25)
-    assert (kept.stores.in_flight, kept.stores.num_bad, kept.loads.mean_s) == (1, 1, None)
-    assert [(one.name, one.num, one.share) for one in kept.worst] == [
+    assert kept["hit"] == {"vram": 0.5, "dram": 0.25, "disk": 0.0, "computed": 0.25} | against
+    assert (kept["pinned"], kept["held_for_stores"], kept["num_pins"]) == (0.2, 0.1, 2)
+    assert (kept["dram_used"], kept["dram_used_bytes"]) == (0.5, 25 * 2**20)
+    assert kept["decisions_per_s"] == {"pin": 1.5, "offload": 0.0, "free": 0.5}
+    assert kept["pins_ended"]["returned"] == 3
+    assert (kept["stores"]["per_s"], kept["stores"]["bytes_per_s"], kept["stores"]["mean_s"]) == (
+        2.0,
+        2e9,
+        0.25,
+    )
+    assert (kept["stores"]["in_flight"], kept["stores"]["num_bad"], kept["loads"]["mean_s"]) == (
+        1,
+        1,
+        None,
+    )
+    assert [(one["name"], one["num"], one["share"]) for one in kept["worst"]] == [
         ("pin never", 3, 0.3),
         ("free recomputed", 1, 0.1),
     ]
-    assert [(hook.name, hook.busy, hook.mean_s) for hook in kept.hooks] == [
+    assert [(hook["name"], hook["busy"], hook["mean_s"]) for hook in kept["hooks"]] == [
         ("get_finished", 0.25, 0.25)
     ]
 
 
 def test_the_worst_forecasts_are_those_that_add_most_to_the_error() -> None:
     """By hand: 93 of 100 are 90 to 100 %; 15 of 20 are 5 more than 50 %: so 5 of 120."""
-    kept = two(LATER).kept
+    kept = two(LATER)["kept"]
     assert kept is not None
-    assert kept.forecasts == Forecasts(120, pytest.approx(5 / 120), "40-50", 0.75, 20)
-    none = two({}).kept
+    worst = {"worst": "40-50", "came": 0.75, "num_worst": 20}
+    assert kept["forecasts"] == {"num": 120, "error": pytest.approx(5 / 120), **worst}
+    none = two({})["kept"]
     assert none is not None
-    assert none.forecasts is None
+    assert none["forecasts"] is None
     good = two(LATER | {"forecasts_true{40-50}": 9})
     assert "all 120 came as often as predicted" in "\n".join(drawn(good))
 
 
 def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_write() -> None:
-    kept = two(LATER | DISK).kept
+    kept = two(LATER | DISK)["kept"]
     assert kept is not None
-    disk = kept.disk
+    disk = kept["disk"]
     assert disk is not None
     of_tiers = {"vram": 0.5, "dram": 0.1, "disk": 0.15, "computed": 0.25}
-    assert kept.hit.items() >= of_tiers.items()
-    assert (disk.used, disk.used_bytes) == (0.25, 25 * 2**30)
-    assert (disk.budget_fill, disk.unsaved_per_s, disk.num_down) == (0.4, 12.0, 0)
-    assert (disk.reads.bytes_per_s, disk.reads.in_flight, disk.reads.num_bad) == (3e9, 2, 1)
-    assert (disk.writes.bytes_per_s, disk.writes.mean_s) == (1e9, 0.25)
+    assert kept["hit"].items() >= of_tiers.items()
+    assert (disk["used"], disk["used_bytes"]) == (0.25, 25 * 2**30)
+    assert (disk["budget_fill"], disk["unsaved_per_s"], disk["num_down"]) == (0.4, 12.0, 0)
+    assert (disk["reads"]["bytes_per_s"], disk["reads"]["in_flight"], disk["reads"]["num_bad"]) == (
+        3e9,
+        2,
+        1,
+    )
+    assert (disk["writes"]["bytes_per_s"], disk["writes"]["mean_s"]) == (1e9, 0.25)
     text = "\n".join(drawn(two(LATER | DISK)))
     assert "disk        █████░░░░░░░░░░░░░░░  25 %  25 GiB  read 3 GB/s  written 1 GB/s" in text
     assert "            budget 40 %  12 lost unwritten/s" in text
@@ -183,9 +200,9 @@ def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_writ
 
 
 def test_without_a_disk_nothing_is_said_of_one() -> None:
-    kept = two(LATER).kept
+    kept = two(LATER)["kept"]
     assert kept is not None
-    assert kept.disk is None
+    assert kept["disk"] is None
     assert not [line for line in drawn(two(LATER)) if "disk" in line]
 
 
@@ -221,17 +238,20 @@ def test_of_several_engines_the_disk_that_is_worst_off_is_told() -> None:
     worse = LATER | DISK | {"disk_up": 0, "disk_budget_fill": 0.1, "disk_oldest_op_seconds": 9}
     scrape = Scrape.parse(text_of(VLLM, vllm, ours(LATER | DISK), ours(worse, other)), 0.0)
     shown = numbers(Scrape(-1.0, {}), scrape)
-    assert shown.kept is not None
-    assert shown.kept.disk is not None
-    assert (shown.kept.disk.budget_fill, shown.kept.disk.oldest_op_s) == (0.1, 9.0)
+    assert shown["kept"] is not None
+    assert shown["kept"]["disk"] is not None
+    assert (shown["kept"]["disk"]["budget_fill"], shown["kept"]["disk"]["oldest_op_s"]) == (
+        0.1,
+        9.0,
+    )
     assert "none on 1 of 2 engines" in " ".join(" ".join(drawn(shown)).split())
 
 
 def test_whether_it_is_switched_off_is_counted_by_engine() -> None:
     for on, off in ((1, 0), (0, 1)):
-        kept = two({"switched_on": on}).kept
+        kept = two({"switched_on": on})["kept"]
         assert kept is not None
-        assert kept.num_switched_off == off
+        assert kept["num_switched_off"] == off
     assert "tiny  off: the server's log says why" in drawn(two({}))[0]
     assert "tiny  on" in drawn(two({"switched_on": 1}))[0]
 
@@ -239,9 +259,9 @@ def test_whether_it_is_switched_off_is_counted_by_engine() -> None:
 def test_a_counter_that_fell_began_anew() -> None:
     before = Scrape.parse(text_of(VLLM, ours({"decisions{pin}": 100})), 0.0)
     after = Scrape.parse(text_of(VLLM, ours({"decisions{pin}": 6})), 2.0)
-    kept = numbers(before, after).kept
+    kept = numbers(before, after)["kept"]
     assert kept is not None
-    assert kept.decisions_per_s["pin"] == 3.0
+    assert kept["decisions_per_s"]["pin"] == 3.0
 
 
 def test_engines_are_summed_and_their_usage_is_a_mean() -> None:
@@ -250,10 +270,10 @@ def test_engines_are_summed_and_their_usage_is_a_mean() -> None:
     vllm[f"vllm:kv_cache_usage_perc{{{other}}}"] = 0.2
     one = Scrape.parse(text_of(VLLM, vllm, ours(LATER), ours(LATER, other)), 0.0)
     shown = numbers(Scrape(-1.0, {}), one)
-    assert shown.kept is not None
-    assert (shown.served.num_engines, shown.served.num_running) == (2, 6)
-    assert shown.served.vram_used == pytest.approx(0.4)
-    assert shown.kept.pinned == 0.2
+    assert shown["kept"] is not None
+    assert (shown["served"]["num_engines"], shown["served"]["num_running"]) == (2, 6)
+    assert shown["served"]["vram_used"] == pytest.approx(0.4)
+    assert shown["kept"]["pinned"] == 0.2
 
 
 def test_an_engine_without_its_tier_is_counted_and_is_not_a_tier_that_grows() -> None:
@@ -263,8 +283,8 @@ def test_an_engine_without_its_tier_is_counted_and_is_not_a_tier_that_grows() ->
     down = up | {"tier_up": 0, "dram_capacity_blocks": 0}
     scrape = Scrape.parse(text_of(VLLM, vllm, ours(up), ours(down, other)), 0.0)
     shown = numbers(Scrape(-1.0, {}), scrape)
-    assert shown.kept is not None
-    assert shown.kept.num_without_tier == 1
+    assert shown["kept"] is not None
+    assert shown["kept"]["num_without_tier"] == 1
     text = " ".join(" ".join(drawn(shown)).split())
     assert "100 of 200 blocks wanted" in text
     assert "no tier on 1 of 2 engines" in text
@@ -318,7 +338,7 @@ def test_without_the_connector_vllms_part_is_shown_and_how_to_get_ours() -> None
     before, after = text_of(VLLM), text_of(VLLM | grown)
     shown = numbers(Scrape.parse(before, 0.0), Scrape.parse(after, 1.0))
     text = " ".join(drawn(shown))
-    assert shown.kept is None
+    assert shown["kept"] is None
     assert "3 running  2 waiting" in text
     assert "40 % found in VRAM" in text
     assert "ContinuumConnector does not run there" in text
@@ -389,7 +409,7 @@ def test_a_server_that_goes_is_missed_since_then_and_found_again(server: FakeSer
     assert not watch.trouble
     assert not watch.gone
     assert watch.shown is not before
-    assert watch.shown.interval_s == 2.0
+    assert watch.shown["interval_s"] == 2.0
 
 
 def test_rates_are_of_the_last_seconds_however_short_the_interval(server: FakeServer) -> None:
@@ -397,7 +417,7 @@ def test_rates_are_of_the_last_seconds_however_short_the_interval(server: FakeSe
     for tenth in range(300):
         watch.look(tenth / 10, "")
     assert watch.shown is not None
-    assert watch.shown.interval_s == pytest.approx(WINDOW_S)
+    assert watch.shown["interval_s"] == pytest.approx(WINDOW_S)
 
 
 # --- the command ------------------------------------------------------------------------

@@ -1,45 +1,25 @@
-"""Server: a running OpenAI-compatible vLLM server, as its client sees it.
-
-Scrape: one answer of its /metrics, and what was added since an earlier one. It reads no clock.
-"""
+"""Server: a running OpenAI-compatible vLLM server, as its client sees it."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
 import json
-import re
 import socket
 import threading
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from continuum_connector.errors import shown
 from continuum_connector.tools.cli.ending import ToldError, hidden
 
 TIMEOUT_S = 600.0  # for one request: enough for a million tokens on a slow GPU
 MAX_BODY = 64 << 20  # bytes; /metrics of many engines takes a few hundred KB
 MAX_SAMPLE = 1e18  # the largest value of a metric that we believe; sums of larger ones overflow
-MAX_LENGTH = 1 << 27  # tokens of a context
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 
 
 class CommandError(ToldError):
     """Something that the user can fix; the message is all they see."""
-
-
-class Model(NamedTuple):
-    """A served model, by its served name. `root`: the name or path that it was loaded from.
-    `max_model_len`: its longest context in tokens, 0 if the server does not say."""
-
-    name: str
-    root: str
-    max_model_len: int
 
 
 class Server:
@@ -71,36 +51,21 @@ class Server:
         """Close the connection."""
         self._connection.close()
 
-    def models(self) -> list[Model]:
-        """The served models, including adapters."""
+    def models(self) -> list[str]:
+        """The names of the served models, including adapters."""
         answer = self._json("GET", "/v1/models")
         try:
-            found = [
-                (each["id"], each.get("root"), each.get("max_model_len")) for each in answer["data"]
-            ]
-        except (KeyError, TypeError, AttributeError):
-            raise self._no_api("its list of models is none") from None
-        if not all(isinstance(name, str) for name, _, _ in found):
+            names = [each["id"] for each in answer["data"]]
+        except (KeyError, TypeError):
+            names = [None]
+        if not all(isinstance(name, str) for name in names):
             raise self._no_api("its list of models is none")
-        return [Model(name, _text(root) or name, _length(length)) for name, root, length in found]
+        return [*map(str, names)]
 
-    def first_token_s(self, model: str, tokens: Sequence[int], extra: dict[str, Any]) -> float:
-        """Send a prompt of token ids and return the seconds until its first token arrives."""
-        body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0, **extra}
-        payload = json.dumps(body)
-        began = time.perf_counter()
-        self._json("POST", "/v1/completions", payload)
-        return time.perf_counter() - began
-
-    def metrics(self) -> dict[str, float]:
-        """Every metric, summed over its labels; empty if the server has no /metrics."""
-        status, body = self._request("GET", "/metrics")
-        sums: dict[str, float] = {}
-        for name, text in _SAMPLE.findall(body.decode("utf-8", "replace")):
-            value = sample(text)
-            if status == 200 and not name.endswith("_bucket") and value is not None:
-                sums[name] = sums.get(name, 0.0) + value
-        return sums
+    def complete(self, model: str, tokens: Sequence[int]) -> None:
+        """Have one token generated after a prompt of token ids."""
+        body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0}
+        self._json("POST", "/v1/completions", json.dumps(body))
 
     def exposition(self) -> str:
         """The answer of /metrics, unparsed."""
@@ -195,86 +160,3 @@ def sample(text: str) -> float | None:
     except ValueError:
         return None
     return value if -MAX_SAMPLE < value < MAX_SAMPLE else None
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
-
-
-def _length(value: object) -> int:
-    return value if isinstance(value, int) and 0 < value <= MAX_LENGTH else 0
-
-
-MAX_LINE = 16 << 10  # characters; the parser's time grows with their square, because of labels
-OF_INTEREST = ("vllm:", "continuum:")
-
-Labels = frozenset[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Scrape:
-    """Samples by name, each with labels and value. `at`: seconds on any monotonic clock."""
-
-    at: float
-    samples: Mapping[str, Mapping[Labels, float]]
-
-    @classmethod
-    def parse(cls, text: str, at: float) -> Scrape:
-        """Read the exposition format; CommandError if the text is something else."""
-        samples: dict[str, dict[Labels, float]] = {}
-        try:
-            if any(len(line) > MAX_LINE for line in text.splitlines()):
-                raise ValueError(f"a line is longer than {MAX_LINE:,} characters")
-            for family in text_string_to_metric_families(text):
-                if family.name.startswith(OF_INTEREST):
-                    for each in family.samples:
-                        if (value := sample(str(each.value))) is not None:
-                            labels = frozenset((key, shown(of)) for key, of in each.labels.items())
-                            samples.setdefault(each.name, {})[labels] = value
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-        ) as error:  # what its parser raises
-            raise CommandError(
-                f"/metrics answers, but not in Prometheus' format ({error}); check host and port"
-            ) from None
-        return cls(at, samples)
-
-    def since(self, older: Scrape) -> Scrape:
-        """What was added between the two. As for Prometheus, a counter that fell has restarted."""
-        added = {
-            name: {labels: _added(value, older._at(name, labels)) for labels, value in each.items()}
-            for name, each in self.samples.items()
-        }
-        return Scrape(self.at - older.at, added)
-
-    def has(self, prefix: str) -> bool:
-        """Whether any name begins with `prefix`."""
-        return any(name.startswith(prefix) for name in self.samples)
-
-    def total(self, name: str, **labels: str) -> float:
-        """Sum over the samples that carry all of `labels`; 0.0 if there is none."""
-        wanted = set(labels.items())
-        return sum(v for have, v in self.samples.get(name, {}).items() if wanted <= have)
-
-    def by(self, name: str, label: str) -> dict[str, float]:
-        """The sum for each value of one label."""
-        sums: dict[str, float] = {}
-        for have, value in self.samples.get(name, {}).items():
-            key = dict(have).get(label)
-            if key is not None:
-                sums[key] = sums.get(key, 0.0) + value
-        return sums
-
-    def values(self, name: str, label: str) -> list[str]:
-        """The distinct values of one label, sorted."""
-        return sorted({dict(have).get(label, "") for have in self.samples.get(name, {})} - {""})
-
-    def _at(self, name: str, labels: Labels) -> float:
-        return self.samples.get(name, {}).get(labels, 0.0)
-
-
-def _added(value: float, before: float) -> float:
-    return value - before if value >= before else value

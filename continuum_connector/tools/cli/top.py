@@ -6,17 +6,15 @@ import json
 import signal
 import time
 from collections import deque
-from dataclasses import asdict
 from threading import Event
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.live import Live
 
 from continuum_connector.errors import shown
-from continuum_connector.tools.cli.rates import Numbers, numbers
-from continuum_connector.tools.cli.server import CommandError, Scrape, Server
+from continuum_connector.tools.cli.rates import Numbers, Scrape, numbers
+from continuum_connector.tools.cli.server import CommandError, Server
 from continuum_connector.tools.cli.terminal import command, terminal
 from continuum_connector.tools.cli.top_view import screen
 
@@ -54,16 +52,31 @@ def top(
     unless --json is given.
     """
     with command("top"):
-        server = Server(url, api_key, TIMEOUT_S)
+        watch, console = Watch(Server(url, api_key, TIMEOUT_S)), terminal()
         signal.signal(signal.SIGTERM, _stop)  # so that the terminal is left clean
-        watch = Watch(server)
-        console = terminal()
         if once or not (as_json or console.is_terminal):
-            _once(console, watch, interval, as_json)
+            _look(watch)
+            if not watch.trouble:
+                _look(watch, interval)
+            if watch.trouble or watch.shown is None:
+                raise CommandError(watch.trouble)
+            if as_json:
+                _print(watch)
+            else:
+                console.print(screen(watch.url, watch.shown, ""))
         elif as_json:
-            _lines(watch, interval)
+            _look(watch)
+            while True:
+                _look(watch, interval)
+                _print(watch)
         else:
-            _live(console, watch, interval)
+            with Live(console=console, screen=True, auto_refresh=False) as live:
+                wait_s = 0.0
+                while True:
+                    _look(watch, wait_s)
+                    trouble = f"{watch.trouble}\n{watch.gone}".strip()
+                    live.update(screen(watch.url, watch.shown, trouble), refresh=True)
+                    wait_s = interval
 
 
 class Watch:
@@ -73,10 +86,9 @@ class Watch:
     def __init__(self, server: Server) -> None:
         self.url = server.url
         self.shown: Numbers | None = None
-        self.trouble = ""
+        self.trouble = self.gone = ""
         self._server = server
         self._scrapes: deque[Scrape] = deque()
-        self.gone = ""
         self._gone_at: tuple[str, float] | None = None
 
     def look(self, now: float, wall: str) -> None:
@@ -84,7 +96,9 @@ class Watch:
         try:
             scrape = Scrape.parse(self._server.exposition(), now)
         except CommandError as error:
-            self._lost(error, now, wall)
+            at, since = self._gone_at = self._gone_at or (wall, now)
+            self.trouble = shown(str(error))
+            self.gone = f"Gone since {at}, for {now - since:.0f} s by now; asking again."
             return
         if self.trouble:  # what happened while it was gone is no rate of now
             self._scrapes.clear()
@@ -96,52 +110,14 @@ class Watch:
         if len(self._scrapes) > 1:
             self.shown = numbers(self._scrapes[0], scrape)
 
-    def _lost(self, error: CommandError, now: float, wall: str) -> None:
-        at, since = self._gone_at = self._gone_at or (wall, now)
-        self.trouble = shown(str(error))
-        self.gone = f"Gone since {at}, for {now - since:.0f} s by now; asking again."
-
 
 def _stop(*_: object) -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _look(watch: Watch) -> None:
+def _look(watch: Watch, after_s: float = 0.0) -> None:
+    Event().wait(after_s)
     watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
-
-
-def _once(console: Console, watch: Watch, interval: float, as_json: bool) -> None:
-    _look(watch)
-    if not watch.trouble:
-        _wait(interval)
-        _look(watch)
-    if watch.trouble or watch.shown is None:
-        raise CommandError(watch.trouble)
-    if as_json:
-        _print(watch)
-    else:
-        console.print(screen(watch.url, watch.shown, ""))
-
-
-def _lines(watch: Watch, interval: float) -> None:
-    _look(watch)
-    while True:
-        _wait(interval)
-        _look(watch)
-        _print(watch)
-
-
-def _live(console: Console, watch: Watch, interval: float) -> None:
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            _look(watch)
-            trouble = f"{watch.trouble}\n{watch.gone}".strip()
-            live.update(screen(watch.url, watch.shown, trouble), refresh=True)
-            _wait(interval)
-
-
-def _wait(seconds: float) -> None:
-    Event().wait(seconds)
 
 
 def _print(watch: Watch) -> None:
@@ -150,5 +126,5 @@ def _print(watch: Watch) -> None:
     told: dict[str, Any] = {"url": watch.url, "time": time.time(), "trouble": watch.trouble}
     told |= {"interval_s": None, "served": None, "kept": None}
     if watch.shown is not None and not watch.trouble:
-        told |= asdict(watch.shown)
+        told |= watch.shown
     print(json.dumps(told), flush=True)

@@ -9,18 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from continuum_connector.tools.analysis.report import seconds, size
-from continuum_connector.tools.cli.rates import (
-    Copies,
-    Disk,
-    Gate,
-    Kept,
-    Numbers,
-    Served,
-)
+from continuum_connector.tools.cli.rates import Numbers, by_number
 
 BAR = 20  # characters
 PINS, STORES, REQUESTS = "cyan", "blue", "green"
-VRAM, DRAM, DISK, COMPUTED = "cyan", "magenta", "blue", "yellow"
+# Where the tokens of a prompt were: the word for it, and its colour.
+WHERE = {"vram": ("VRAM", "cyan"), "dram": ("DRAM", "magenta"), "disk": ("disk", "blue")}
+WHERE["computed"] = ("computed", "yellow")
 NO_CONNECTOR = (
     "ContinuumConnector does not run there, so there is nothing of it to show. To run it, serve "
     'with: --kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
@@ -29,233 +24,231 @@ NUM_WORST = 3
 SLOW_S = 1.0  # how long a disk may owe an answer before the screen says so
 GAP = "  "  # between two facts in a row
 
+Fact = str | tuple[str, str] | Text  # a text, or one with its style
+Row = tuple[str, Text]
+
 
 def screen(url: str, shown: Numbers | None, trouble: str) -> RenderableType:
     """The whole screen. `trouble`: why the numbers are old, "" if they are not."""
     parts: list[RenderableType] = [_head(url, shown)]
     if trouble:
         parts.append(Text(trouble, "bold red"))
+    last = "seconds"
     if shown is not None:
-        parts += [Text(), _shares(shown.served, shown.kept), Text(), _rates(shown)]
-        if shown.kept is None:
+        served, kept, last = shown["served"], shown["kept"], f"{shown['interval_s']:.0f} s"
+        parts += [Text(), _table(_shares(served, kept)), Text(), _table(_rates(served, kept))]
+        if kept is None:
             parts += [Text(), Text(NO_CONNECTOR)]
-    parts += [Text(), Text(f"Rates are of the last {_last(shown)}. Ctrl-C ends.", "dim")]
-    return Group(*parts)
+    return Group(*parts, Text(), Text(f"Rates are of the last {last}. Ctrl-C ends.", "dim"))
 
 
-def _last(shown: Numbers | None) -> str:
-    return "seconds" if shown is None else f"{shown.interval_s:.0f} s"
+def _table(rows: Sequence[Row | None]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=11, style="bold", no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    for row in filter(None, rows):
+        table.add_row(*row)
+    return table
+
+
+def _row(name: str, *facts: Fact | None) -> Row:
+    said = [Text(*fact) if isinstance(fact, tuple) else fact for fact in facts if fact]
+    return name, Text(GAP).join(Text(fact) if isinstance(fact, str) else fact for fact in said)
 
 
 def _head(url: str, shown: Numbers | None) -> Text:
     head = Text.assemble(("continuum top  ", "bold"), url, no_wrap=True, overflow="ellipsis")
     if shown is None:
         return head
-    served, kept = shown.served, shown.kept
-    head.append(f"  {', '.join(served.models)}", "bold")
-    if served.num_engines > 1:
-        head.append(f"  {served.num_engines} engines")
-    if kept is not None:
-        head.append("  ")
-        head.append(*_state(kept, served.num_engines))
+    served, kept = shown["served"], shown["kept"]
+    head.append(f"  {', '.join(served['models'])}", "bold")
+    if served["num_engines"] > 1:
+        head.append(f"  {served['num_engines']} engines")
+    if kept is not None and (off := kept["num_switched_off"]):
+        where = "" if off == served["num_engines"] else f" on {off}"
+        head.append("  ").append(f"off{where}: the server's log says why", "bold yellow")
+    elif kept is not None:
+        head.append("  ").append("on", "bold green")
     return head
 
 
-def _state(kept: Kept, num_engines: int) -> tuple[str, str]:
-    if not kept.num_switched_off:
-        return "on", "bold green"
-    where = "" if kept.num_switched_off == num_engines else f" on {kept.num_switched_off}"
-    return f"off{where}: the server's log says why", "bold yellow"
-
-
-def _shares(served: Served, kept: Kept | None) -> Table:
-    table = _rows()
-    table.add_row("VRAM", _vram(served, kept))
-    if kept is not None:
-        table.add_row("DRAM", _dram(kept, served.num_engines))
-        if kept.disk is not None:
-            table.add_row("disk", _disk(kept.disk, served.num_engines))
-        table.add_row("prompts", _hits(kept))
-    elif served.vram_hit is not None:
-        bar = _bar([(served.vram_hit, VRAM)])
-        table.add_row("prompts", _facts(bar, f"{_percent(served.vram_hit)} found in VRAM"))
-    return table
-
-
-def _rates(shown: Numbers) -> Table:
-    served, kept = shown.served, shown.kept
-    table = _rows()
-    table.add_row("requests", _requests(served))
-    if kept is not None and kept.gate is not None:
-        table.add_row("gate", _gate(kept.gate))
-    tokens = (f"{served.prompt_per_s:,.0f} of prompts", f"{served.output_per_s:,.0f} generated")
-    table.add_row("tokens/s", _facts(*tokens, *(_against_stock(kept) if kept is not None else ())))
+def _shares(served: Numbers, kept: Numbers | None) -> list[Row | None]:
+    """VRAM, the tiers below it, and where prompts were."""
+    num_engines, used = served["num_engines"], served["vram_used"]
     if kept is None:
-        return table
-    total = sum(kept.decisions_per_s.values())
-    decisions = (f"{name} {num:.3g}" for name, num in kept.decisions_per_s.items())
-    table.add_row("decisions/s", _facts(f"{total:.3g}:", *decisions))
-    pins = (f"{kept.num_pins:,} live", f"{kept.num_pinned_blocks:,} blocks")
-    table.add_row("pins", _facts(*pins, f"{kept.pins_per_s:.3g} new/s"))
-    table.add_row("ended by", _ends(kept))
-    if any(kept.epochs.values()):
-        table.add_row("epochs", _epochs(kept))
-    table.add_row("stores", _copies(kept.stores))
-    table.add_row("loads", _copies(kept.loads))
-    table.add_row("lost by", _worst(kept))
-    table.add_row("forecasts", _forecasts(kept))
-    table.add_row("our hooks", _hooks(kept))
-    return table
-
-
-def _vram(served: Served, kept: Kept | None) -> Text:
-    used = _percent(served.vram_used)
-    if kept is None or kept.pinned is None or kept.held_for_stores is None:
-        return _facts(_bar([(served.vram_used, REQUESTS)]), used)
-    rest = max(0.0, served.vram_used - kept.pinned - kept.held_for_stores)
-    parts = [(rest, REQUESTS), (kept.held_for_stores, STORES), (kept.pinned, PINS)]
-    names = ("requests", "stores", "pins")
-    said = [
-        Text(f"{name} {_percent(share)}", color)
-        for name, (share, color) in zip(names, parts, strict=True)
+        rows: list[Row | None] = [_row("VRAM", _bar((used, REQUESTS)), _percent(used))]
+        if (hit := served["vram_hit"]) is not None:
+            bar = _bar((hit, WHERE["vram"][1]))
+            rows.append(_row("prompts", bar, f"{_percent(hit)} found in VRAM"))
+        return rows
+    disk = kept["disk"]
+    return [
+        _vram(used, kept),
+        _dram(kept, num_engines),
+        disk and _disk(disk, num_engines),
+        _hits(kept["hit"], disk is not None),
     ]
-    return _facts(_bar(parts), f"{used}:", *said)
 
 
-def _dram(kept: Kept, num_engines: int) -> Text:
-    if not kept.tier_up:
-        return Text("no tier: the log says why; CONTINUUM_DRAM_BYTES sets its size", "dim")
-    short = kept.dram_capacity_blocks < kept.dram_wanted_blocks
-    wanted = f" of {kept.dram_wanted_blocks:,} blocks wanted" if short else " blocks"
-    facts: list[str | Text] = [f"{kept.dram_capacity_blocks:,}{wanted}", size(kept.dram_used_bytes)]
-    if kept.dram_writing_blocks:
-        facts.append(f"{kept.dram_writing_blocks:,} being written")
-    if kept.dram_evicted_per_s:
-        facts.append(f"{kept.dram_evicted_per_s:.3g} evicted/s")
-    if kept.num_without_tier:
-        facts.append(Text(f"no tier on {kept.num_without_tier} of {num_engines} engines", "yellow"))
-    return _facts(_bar([(kept.dram_used or 0.0, DRAM)]), _percent(kept.dram_used), *facts)
+def _vram(used: float, kept: Numbers) -> Row:
+    pinned, stores = kept["pinned"], kept["held_for_stores"]
+    if pinned is None or stores is None:
+        return _row("VRAM", _bar((used, REQUESTS)), _percent(used))
+    parts = {"requests": (max(0.0, used - pinned - stores), REQUESTS)}
+    parts |= {"stores": (stores, STORES), "pins": (pinned, PINS)}
+    said = [(f"{of} {_percent(share)}", style) for of, (share, style) in parts.items()]
+    return _row("VRAM", _bar(*parts.values()), f"{_percent(used)}:", *said)
 
 
-def _disk(disk: Disk, num_engines: int) -> Text:
-    if disk.num_down >= num_engines:
-        return Text("none yet, or it was given up: the server's log says which, and why", "yellow")
-    rates = (("read", disk.reads), ("written", disk.writes))
-    facts: list[str | Text] = [size(disk.used_bytes)]
-    facts += [f"{verb} {copies.bytes_per_s / 1e9:.3g} GB/s" for verb, copies in rates]
-    facts.append(Text(f"budget {_percent(disk.budget_fill)}", "" if disk.budget_fill else "yellow"))
-    if disk.unsaved_per_s:
-        facts.append(f"{disk.unsaved_per_s:.3g} lost unwritten/s")
-    if disk.oldest_op_s > SLOW_S:
-        facts.append(Text(f"silent for {seconds(disk.oldest_op_s)}", "red"))
-    if disk.num_wrong:
-        facts.append(Text(f"{disk.num_wrong:,} errors", "red"))
-    if disk.num_down:
-        facts.append(Text(f"none on {disk.num_down} of {num_engines} engines", "yellow"))
-    return _facts(_bar([(disk.used or 0.0, DISK)]), _percent(disk.used), *facts)
+def _dram(kept: Numbers, num_engines: int) -> Row:
+    if not kept["tier_up"]:
+        none = "no tier: the log says why; CONTINUUM_DRAM_BYTES sets its size"
+        return _row("DRAM", (none, "dim"))
+    capacity, wanted = kept["dram_capacity_blocks"], kept["dram_wanted_blocks"]
+    writing, evicted = kept["dram_writing_blocks"], kept["dram_evicted_per_s"]
+    without = kept["num_without_tier"]
+    return _row(
+        "DRAM",
+        _bar((kept["dram_used"] or 0.0, WHERE["dram"][1])),
+        _percent(kept["dram_used"]),
+        f"{capacity:,}" + (f" of {wanted:,} blocks wanted" if capacity < wanted else " blocks"),
+        size(kept["dram_used_bytes"]),
+        f"{writing:,} being written" if writing else None,
+        f"{evicted:.3g} evicted/s" if evicted else None,
+        (f"no tier on {without} of {num_engines} engines", "yellow") if without else None,
+    )
 
 
-def _hits(kept: Kept) -> Text:
-    colors = {"vram": VRAM, "dram": DRAM, "disk": DISK, "computed": COMPUTED}
-    names = {"vram": "VRAM", "dram": "DRAM", "disk": "disk", "computed": "computed"}
-    if kept.hit["computed"] is None:
-        return _facts(_bar([]), Text("none admitted", "dim"))
-    parts = {of: kept.hit[of] or 0.0 for of in colors if of != "disk" or kept.disk is not None}
-    said = [Text(f"{names[of]} {_percent(share)}", colors[of]) for of, share in parts.items()]
-    return _facts(_bar([(share, colors[of]) for of, share in parts.items()]), *said)
+def _disk(disk: Numbers, num_engines: int) -> Row:
+    down, budget, unsaved = disk["num_down"], disk["budget_fill"], disk["unsaved_per_s"]
+    if down >= num_engines:
+        none = "none yet, or it was given up: the server's log says which, and why"
+        return _row("disk", (none, "yellow"))
+    silent, wrong = disk["oldest_op_s"], disk["num_wrong"]
+    return _row(
+        "disk",
+        _bar((disk["used"] or 0.0, WHERE["disk"][1])),
+        _percent(disk["used"]),
+        size(disk["used_bytes"]),
+        f"read {_gb(disk['reads'])}",
+        f"written {_gb(disk['writes'])}",
+        (f"budget {_percent(budget)}", "" if budget else "yellow"),
+        f"{unsaved:.3g} lost unwritten/s" if unsaved else None,
+        (f"silent for {seconds(silent)}", "red") if silent > SLOW_S else None,
+        (f"{wrong:,} errors", "red") if wrong else None,
+        (f"none on {down} of {num_engines} engines", "yellow") if down else None,
+    )
 
 
-def _against_stock(kept: Kept) -> tuple[Text, ...]:
+def _hits(hit: dict[str, float | None], has_disk: bool) -> Row:
+    if hit["computed"] is None:
+        return _row("prompts", _bar(), ("none admitted", "dim"))
+    found = {of: hit[of] or 0.0 for of in WHERE if of != "disk" or has_disk}
+    said = [(f"{WHERE[of][0]} {_percent(share)}", WHERE[of][1]) for of, share in found.items()]
+    return _row("prompts", _bar(*((share, WHERE[of][1]) for of, share in found.items())), *said)
+
+
+def _rates(served: Numbers, kept: Numbers | None) -> list[Row | None]:
+    waiting, preempted = served["num_waiting"], served["preempted_per_s"]
+    requests = _row(
+        "requests",
+        f"{served['num_running']:,} running",
+        (f"{waiting:,} waiting", "yellow" if waiting else ""),
+        f"{served['finished_per_s']:.3g} done/s",
+        (f"{preempted:.3g} preempted/s", "red" if preempted else ""),
+    )
+    tokens = (
+        f"{served['prompt_per_s']:,.0f} of prompts",
+        f"{served['output_per_s']:,.0f} generated",
+    )
+    if kept is None:
+        return [requests, _row("tokens/s", *tokens)]
+    per_s, ended = kept["decisions_per_s"], sum(kept["pins_ended"].values())
+    ends = (f"{cause} {_percent(num / ended)}" for cause, num in by_number(kept["pins_ended"]))
+    epochs = by_number(kept["epochs"])
+    return [
+        requests,
+        kept["gate"] and _gate(kept["gate"]),
+        _row("tokens/s", *tokens, *_against_stock(kept["hit"])),
+        _row(
+            "decisions/s",
+            f"{sum(per_s.values()):.3g}:",
+            *(f"{name} {num:.3g}" for name, num in per_s.items()),
+        ),
+        _row(
+            "pins",
+            f"{kept['num_pins']:,} live",
+            f"{kept['num_pinned_blocks']:,} blocks",
+            f"{kept['pins_per_s']:.3g} new/s",
+        ),
+        _row("ended by", *(ends if ended else [("none has ended", "dim")])),
+        _row("epochs", *(f"{cause} {num:,}" for cause, num in epochs)) if epochs else None,
+        _copies("stores", kept["stores"]),
+        _copies("loads", kept["loads"]),
+        _row("lost by", *_worst(kept)),
+        _row("forecasts", *_forecasts(kept["forecasts"])),
+        _row("our hooks", *_hooks(kept["hooks"])),
+    ]
+
+
+def _against_stock(hit: dict[str, float | None]) -> list[Fact]:
     """Of the prompts, what only we kept, and what stock vLLM would have kept too."""
-    ours, too = kept.hit.get("only_ours"), kept.hit.get("stock_too")
-    if ours is None or too is None or kept.hit["unknown"]:
-        return ()
-    return Text(f"only ours {_percent(ours)}", "green"), Text(f"stock too {_percent(too)}")
+    ours, too = hit.get("only_ours"), hit.get("stock_too")
+    if ours is None or too is None or hit["unknown"]:
+        return []
+    return [(f"only ours {_percent(ours)}", "green"), f"stock too {_percent(too)}"]
 
 
-def _requests(served: Served) -> Text:
-    waits = Text(f"{served.num_waiting:,} waiting", "yellow" if served.num_waiting else "")
-    done = f"{served.finished_per_s:.3g} done/s"
-    return _facts(f"{served.num_running:,} running", waits, done, _preempted(served))
-
-
-def _preempted(served: Served) -> Text:
-    style = "red" if served.preempted_per_s else ""
-    return Text(f"{served.preempted_per_s:.3g} preempted/s", style)
-
-
-def _gate(gate: Gate) -> Text:
+def _gate(gate: Numbers) -> Row:
     """What the programs under way need and what there is; how many first turns wait for more."""
-    wants = f"want {_percent(gate.wanted)} of VRAM a cycle"
-    by_number = sorted(gate.let_in.items(), key=lambda each: -each[1])
-    let_in = (f"{why} {num:,}" for why, num in by_number if num)
-    return _facts(f"{gate.num_under_way:,} under way", wants, f"{gate.num_held:,} held", *let_in)
+    let_in = (f"{why} {num:,}" for why, num in by_number(gate["let_in"]))
+    wants = f"want {_percent(gate['wanted'])} of VRAM a cycle"
+    under_way, held = f"{gate['num_under_way']:,} under way", f"{gate['num_held']:,} held"
+    return _row("gate", under_way, wants, held, *let_in)
 
 
-def _epochs(kept: Kept) -> Text:
-    """Epochs since the start, each of which emptied every tier below VRAM."""
-    by_number = sorted(kept.epochs.items(), key=lambda each: -each[1])
-    return _facts(*(f"{cause} {num:,}" for cause, num in by_number if num))
+def _copies(name: str, copies: Numbers) -> Row:
+    mean_s, num_bad = copies["mean_s"], copies["num_bad"]
+    return _row(
+        name,
+        f"{copies['in_flight']:,} in flight",
+        f"{copies['per_s']:.3g}/s",
+        _gb(copies),
+        None if mean_s is None else f"{seconds(mean_s)} each",
+        (f"{num_bad:,} not done", "red") if num_bad else None,
+    )
 
 
-def _ends(kept: Kept) -> Text:
-    ended = {cause: num for cause, num in kept.pins_ended.items() if num}
-    total = sum(ended.values())
-    by_number = sorted(ended.items(), key=lambda each: -each[1])
-    said = (f"{cause} {_percent(num / total)}" for cause, num in by_number)
-    return _facts(*said) if ended else Text("none has ended", "dim")
+def _worst(kept: Numbers) -> list[Fact]:
+    if not kept["outcomes"]:
+        return [("no decision has shown yet what it was worth", "dim")]
+    if not kept["worst"]:
+        return [(f"nothing was lost by {kept['outcomes']:,} decisions", "green")]
+    said = [f"{one['name']} {_percent(one['share'])}" for one in kept["worst"][:NUM_WORST]]
+    return [*said, f"of {kept['outcomes']:,} decisions"]
 
 
-def _copies(copies: Copies) -> Text:
-    facts: list[str | Text] = [f"{copies.in_flight:,} in flight", f"{copies.per_s:.3g}/s"]
-    facts.append(f"{copies.bytes_per_s / 1e9:.3g} GB/s")
-    if copies.mean_s is not None:
-        facts.append(f"{seconds(copies.mean_s)} each")
-    if copies.num_bad:
-        facts.append(Text(f"{copies.num_bad:,} not done", "red"))
-    return _facts(*facts)
-
-
-def _worst(kept: Kept) -> Text:
-    if not kept.outcomes:
-        return Text("no decision has shown yet what it was worth", "dim")
-    if not kept.worst:
-        return Text(f"nothing was lost by {kept.outcomes:,} decisions", "green")
-    said = (f"{one.name} {_percent(one.share)}" for one in kept.worst[:NUM_WORST])
-    return _facts(*said, f"of {kept.outcomes:,} decisions")
-
-
-def _forecasts(kept: Kept) -> Text:
-    found = kept.forecasts
+def _forecasts(found: Numbers | None) -> list[Fact]:
     if found is None:
-        return Text("none has shown yet whether it was right", "dim")
-    if not found.error:
-        return Text(f"all {found.num:,} came as often as predicted", "green")
-    worst = f"worst: of {found.num_worst:,} with {found.worst} % {_percent(found.came)} came"
-    return _facts(f"{_percent(found.error)} off", worst)
+        return [("none has shown yet whether it was right", "dim")]
+    if not found["error"]:
+        return [(f"all {found['num']:,} came as often as predicted", "green")]
+    worst = f"worst: of {found['num_worst']:,} with {found['worst']} %"
+    return [f"{_percent(found['error'])} off", f"{worst} {_percent(found['came'])} came"]
 
 
-def _hooks(kept: Kept) -> Text:
-    busy = sum(hook.busy for hook in kept.hooks)
-    share = Text(f"{100 * busy:.2g} % of the time", "red" if busy > 0.05 else "")
-    if not kept.hooks:
-        return share
-    most = kept.hooks[0]
-    return _facts(share, f"most in {most.name}", f"{seconds(most.mean_s)} a call")
+def _hooks(hooks: list[Numbers]) -> list[Fact]:
+    busy = sum(hook["busy"] for hook in hooks)
+    share = f"{100 * busy:.2g} % of the time", "red" if busy > 0.05 else ""
+    most = [f"most in {one['name']}  {seconds(one['mean_s'])} a call" for one in hooks[:1]]
+    return [share, *most]
 
 
-def _rows() -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=11, style="bold", no_wrap=True)
-    table.add_column(ratio=1, overflow="fold")
-    return table
+def _gb(copies: Numbers) -> str:
+    return f"{copies['bytes_per_s'] / 1e9:.3g} GB/s"
 
 
-def _facts(*facts: str | Text) -> Text:
-    return Text(GAP).join(Text(each) if isinstance(each, str) else each for each in facts)
-
-
-def _bar(parts: Sequence[tuple[float, str]]) -> Text:
+def _bar(*parts: tuple[float, str]) -> Text:
     """A bar of shares of one whole, side by side; a share above 0 takes at least one character."""
     bar, left = Text(), BAR
     for share, style in parts:
