@@ -5,10 +5,8 @@ Also `python -m bench.serve.commands`, where the package is not installed.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import typer
@@ -67,25 +65,25 @@ def agents(
       continuum bench agents http://localhost:8000 --workload mine.toml
       continuum bench agents http://localhost:8000 --workload claude-code:FILE
     """
-    with _told("agents"):  # whatever needs more than Python is imported by who needs it
-        from bench.serve import cli_agents
-        from bench.serve.api import Patience
-        from bench.serve.arrivals import read_arrivals
-        from bench.serve.load import Load
-        from bench.serve.session import Manner
-        from bench.serve.workloads import find_workload
+    # Whatever needs more than Python is imported by who needs it.
+    from bench.serve import cli_agents
+    from bench.serve.api import Patience
+    from bench.serve.arrivals import read_arrivals
+    from bench.serve.load import Load
+    from bench.serve.session import Manner
+    from bench.serve.workloads import find_workload
 
-        chosen, added = find_workload(workload), cli_agents.read_object(extra)
-        tokens = cli_agents.read_vocab(vocab, seed) if vocab else None
-        seconds = duration or chosen.defaults.duration_s
-        most = programs or chosen.defaults.programs
-        times = read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most)
-        name = cli_agents.find_model(url, api_key, model)
-        tokens = tokens or cli_agents.known_ids(url, api_key, name, seed)
-        load = Load(chosen, times, tokens, name, seconds, most, hints, priority, added)
-        patience = Patience(timeout, retries)
-        manner = Manner(patience, warm_up, sample, reset=reset, api_key=api_key)
-        _end(cli_agents.run(url, load, manner, out or _folder("agents")))
+    chosen, added = find_workload(workload), cli_agents.read_object(extra)
+    tokens = cli_agents.read_vocab(vocab, seed) if vocab else None
+    seconds = duration or chosen.defaults.duration_s
+    most = programs or chosen.defaults.programs
+    times = read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most)
+    name = cli_agents.find_model(url, api_key, model)
+    tokens = tokens or cli_agents.known_ids(url, api_key, name, seed)
+    load = Load(chosen, times, tokens, name, seconds, most, hints, priority, added)
+    patience = Patience(timeout, retries)
+    manner = Manner(patience, warm_up, sample, reset=reset, api_key=api_key)
+    _end(cli_agents.run(url, load, manner, out or _folder("agents")))
 
 
 @app.command()
@@ -137,37 +135,36 @@ def ab(
       continuum bench ab --workload sweep --rates 1,3,6 --dram 64GiB
       continuum bench ab --client aiperf --workload claude-code:FILE,scale=16
     """
-    with _told("ab"):
-        from bench.serve import cli_ab
-        from bench.serve.api import Patience
-        from bench.serve.workloads import find_workload
+    from bench.serve import cli_ab
+    from bench.serve.api import Patience
+    from bench.serve.workloads import find_workload
 
-        server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
-        server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
-        chosen = cli_ab.Options(
-            arms=arms.split(","),
-            workload=find_workload(workload),
-            dram=dram,
-            disk=disk_path,
-            model=model,
-            vocab=vocab,
-            server=server,
-            patience=Patience(timeout),
-            client=client,
-            scenario=scenario,
-        ).experiment(
-            arrivals=arrivals,
-            duration_s=duration,
-            programs=programs,
-            repeats=repeats,
-            seed=seed,
-            shims=shims,
-            rivals=rivals or FOLDER,
-            disk_bytes=cli_ab.read_disk(disk),
-            sample_s=sample,
-        )
-        loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
-        _end((cli_ab.dry_run if dry_run else cli_ab.run)(loads))
+    server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
+    server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
+    chosen = cli_ab.Options(
+        arms=arms.split(","),
+        workload=find_workload(workload),
+        dram=dram,
+        disk=disk_path,
+        model=model,
+        vocab=vocab,
+        server=server,
+        patience=Patience(timeout),
+        client=client,
+        scenario=scenario,
+    ).experiment(
+        arrivals=arrivals,
+        duration_s=duration,
+        programs=programs,
+        repeats=repeats,
+        seed=seed,
+        shims=shims,
+        rivals=rivals or FOLDER,
+        disk_bytes=cli_ab.read_disk(disk),
+        sample_s=sample,
+    )
+    loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
+    _end((cli_ab.dry_run if dry_run else cli_ab.run)(loads))
 
 
 @app.command()
@@ -178,15 +175,14 @@ def compare(first: o.Result, second: o.Result) -> None:
     faster. In brackets the 95 % interval, from 5 repeats on. Arms that only one of them has are
     left out.
     """
-    with _told("compare"):
-        from bench.serve import compare as comparison
+    from bench.serve import compare as comparison
 
-        made = [comparison.columns(results.load(each)) for each in (first, second)]
-        for base, other in comparison.matching(*made):
-            title = base.title if base.title == other.title else f"{base.title}, {other.title}"
-            console = terminal(width=None if sys.stdout.isatty() else 160)
-            for table in comparison.tables(console, title, [base, other]):
-                console.print(table)
+    made = [comparison.columns(results.load(each)) for each in (first, second)]
+    for base, other in comparison.matching(*made):
+        title = base.title if base.title == other.title else f"{base.title}, {other.title}"
+        console = terminal(width=None if sys.stdout.isatty() else 160)
+        for table in comparison.tables(console, title, [base, other]):
+            console.print(table)
 
 
 @app.command()
@@ -202,21 +198,10 @@ def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.
       continuum bench report runs/ab
       continuum bench report runs/jps-1 runs/jps-3 runs/jps-6 -o jps.html
     """
-    with _told("report"):
-        from bench.serve import cli_report
+    from bench.serve import cli_report
 
-        path = cli_report.write(folders, out, title, base)
-        print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
-
-
-@contextlib.contextmanager
-def _told(name: str) -> Iterator[None]:
-    """What goes wrong inside is told in one sentence, with status 1."""
-    try:
-        yield
-    except ending.ToldError as error:
-        ending.tell(f"continuum bench {name}", str(error))
-        raise typer.Exit(ending.FAILED) from None
+    path = cli_report.write(folders, out, title, base)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 
 def _end(state: results.State) -> None:

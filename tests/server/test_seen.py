@@ -91,8 +91,8 @@ def test_the_trace_has_one_line_for_each_decision_and_each_outcome(agents: VllmS
 def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) -> None:
     pytest.importorskip("typer")
     from continuum_connector.tools.analysis import words
+    from continuum_connector.tools.analysis.source import Source
     from continuum_connector.tools.cli import analyze, explain
-    from continuum_connector.tools.cli.terminal import open_source
 
     play(agents, dialogs(2, rounds=3, first=200, tool=100))
     reset(agents)
@@ -101,7 +101,7 @@ def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) ->
 
     def agrees() -> bool:
         """Every turn and every block is in the sums, as /metrics has them."""
-        source, metric = open_source(path), agents.metric
+        source, metric = Source(path), agents.metric
         summary = analyze.summarize(source)
         return source.num_bad == 0 and all(
             counted == metric(f"continuum:{name}_total", **labels)
@@ -123,7 +123,7 @@ def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) ->
     records = trace_of(agents)
     assert all(list(words.told(record)) for record in records)
     program = next(r["program"] for r in records if r["event"] == "outcome")
-    life = explain.find(open_source(path), program)
+    life = explain.find(Source(path), program)
     own = [r for r in life.records if r.get("program") == program]
     assert own == [r for r in records if r.get("program") == program]
     assert {line.record["event"] for line in explain.lines(life)} >= {"admit", "outcome"}

@@ -24,9 +24,7 @@ from continuum_connector.tools.analysis.summary import Summary
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import (
     Force,
-    command,
     may_write,
-    open_source,
     records,
     terminal,
 )
@@ -52,22 +50,21 @@ def analyze(
     lost against the best alternative, now that we know when the program came back.
     Calibration is how many of those expected with 10 %, 20 %, ... came back in time.
     """
-    with command("analyze"):
-        check_plot(plot_to)
-        sources = [open_source(path) for path in traces]
-        for path in (report, plot_to):
-            may_write(path, force, sources)
-        summaries = [summarize(source) for source in sources]
-        found = [rows(*each) for each in zip(summaries, (s.num_bad for s in sources), strict=True)]
-        names = _names(traces)
-        if as_json:
-            print(json.dumps(_as_json(names, summaries, found), indent=1))
-        else:
-            _print(terminal(), names, summaries, found)
-        if report is not None:
-            _save(report, names, summaries, found)
-        if plot_to is not None:
-            save_plot(plot_to, {n: s.calibration for n, s in zip(names, summaries, strict=True)})
+    check_plot(plot_to)
+    sources = [Source(path) for path in traces]
+    for path in (report, plot_to):
+        may_write(path, force, sources)
+    summaries = [summarize(source) for source in sources]
+    found = [rows(*each) for each in zip(summaries, (s.num_bad for s in sources), strict=True)]
+    names = _names(traces)
+    if as_json:
+        print(json.dumps(_as_json(names, summaries, found), indent=1))
+    else:
+        _print(terminal(), names, summaries, found)
+    if report is not None:
+        _save(report, names, summaries, found)
+    if plot_to is not None:
+        save_plot(plot_to, {n: s.calibration for n, s in zip(names, summaries, strict=True)})
 
 
 def summarize(source: Source) -> Summary:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import command, terminal
+from continuum_connector.tools.cli.terminal import terminal
 
 PACKAGE = Path(__file__).parents[2]
 # Options and help are those of bench/serve.
@@ -27,8 +27,7 @@ PASSED_ON: dict[str, Any] = {
 
 def bench(context: typer.Context) -> None:
     """Put agents on a server, compare ways to serve, compare results."""
-    with command("bench"):
-        commands = find_bench("bench.serve.commands")
+    commands = find_bench("bench.serve.commands")
     commands.app(args=context.args, prog_name="continuum bench")
 
 
@@ -121,16 +120,11 @@ def simulate(
       continuum simulate --workload TRACE --set scale=1 --report r.html
       continuum simulate --sweep published --report published.html
     """
-    with command("simulate"):
-        lab = find_bench("bench.sim.command")
-        if show_list:
-            lab.listing(terminal())
-            return
-        machine = (gpu, model, dram_gb, pcie_gb_s, (disk_gb, disk_rate), tp)
-        files = (out, report, workers)
-        given = lab.Options(arms, workload, settings, rates, *machine, seeds, sweep, *files)
-        try:
-            status = lab.simulate(given, terminal())
-        except lab.UserError as error:
-            raise CommandError(str(error)) from None
-        raise typer.Exit(status)
+    lab = find_bench("bench.sim.command")
+    if show_list:
+        lab.listing(terminal())
+        return
+    machine = (gpu, model, dram_gb, pcie_gb_s, (disk_gb, disk_rate), tp)
+    files = (out, report, workers)
+    given = lab.Options(arms, workload, settings, rates, *machine, seeds, sweep, *files)
+    raise typer.Exit(lab.simulate(given, terminal()))

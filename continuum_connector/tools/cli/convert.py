@@ -17,7 +17,7 @@ from continuum_connector.tools.analysis import foreign
 from continuum_connector.tools.analysis.recorded import Request, of_records
 from continuum_connector.tools.analysis.source import Source, write_original
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import Force, command, may_write, open_source, records
+from continuum_connector.tools.cli.terminal import Force, may_write, records
 
 
 class Format(str, enum.Enum):
@@ -53,28 +53,27 @@ def convert(
     \b
       continuum simulate --workload TRACE
     """
-    with command("convert"):
-        source = None if trace.is_dir() else open_source(trace)
-        is_ours = source is not None and source.is_known
-        if to is None:
-            to = Format.SCHEDULER_TIMESTAMPS if is_ours else Format.REQUESTS
-        path = out or Path(to.value)
-        if not path.name:
-            raise CommandError(f"--out {path} names no file; give one")
-        may_write(path, force, [source] if source else [])
-        if to is Format.REQUESTS:
-            text, said = _requests(trace, source if is_ours else None)
-        elif source is not None and is_ours:
-            jobs = write_original(records(source))
-            text = json.dumps(jobs, indent=2)
-            said = f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped"
-        else:
-            raise CommandError(f"{trace} has no decisions to be told as {to.value}; leave --to out")
-        try:
-            files.put(path, text.encode())
-        except OSError as error:
-            raise CommandError(f"{path} cannot be written ({error.strerror})") from None
-        print(said if to is not Format.REQUESTS else f"{said} written to {path}")
+    source = None if trace.is_dir() else Source(trace)
+    is_ours = source is not None and source.is_known
+    if to is None:
+        to = Format.SCHEDULER_TIMESTAMPS if is_ours else Format.REQUESTS
+    path = out or Path(to.value)
+    if not path.name:
+        raise CommandError(f"--out {path} names no file; give one")
+    may_write(path, force, [source] if source else [])
+    if to is Format.REQUESTS:
+        text, said = _requests(trace, source if is_ours else None)
+    elif source is not None and is_ours:
+        jobs = write_original(records(source))
+        text = json.dumps(jobs, indent=2)
+        said = f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped"
+    else:
+        raise CommandError(f"{trace} has no decisions to be told as {to.value}; leave --to out")
+    try:
+        files.put(path, text.encode())
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written ({error.strerror})") from None
+    print(said if to is not Format.REQUESTS else f"{said} written to {path}")
 
 
 def _requests(trace: Path, source: Source | None) -> tuple[str, str]:

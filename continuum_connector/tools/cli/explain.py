@@ -22,7 +22,7 @@ from continuum_connector.tools.analysis.report import seconds
 from continuum_connector.tools.analysis.source import Source, count, text, tiers
 from continuum_connector.tools.analysis.words import Line, told
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import command, open_source, records, room, terminal
+from continuum_connector.tools.cli.terminal import records, room, terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
 
@@ -42,21 +42,20 @@ def explain(
     Without a program: every decision of all programs on one line, with its outcome; a terminal gets
     the columns that it has room for.
     """
-    with command("explain"):
-        source = open_source(trace)
-        if not program:
-            log(source, as_json)
-            return
-        life = find(source, program)
-        if as_json:
-            print(json.dumps(as_list(life), indent=1))
-            return
-        console = terminal()
-        console.print(head(life))
-        console.print()
-        console.print(timeline(life))
-        if source.num_bad:
-            console.print(f"{source.num_bad:,} lines of the trace are no records: skipped.")
+    source = Source(trace)
+    if not program:
+        log(source, as_json)
+        return
+    life = find(source, program)
+    if as_json:
+        print(json.dumps(as_list(life), indent=1))
+        return
+    console = terminal()
+    console.print(head(life))
+    console.print()
+    console.print(timeline(life))
+    if source.num_bad:
+        console.print(f"{source.num_bad:,} lines of the trace are no records: skipped.")
 
 
 def log(source: Source, as_json: bool) -> None:
@@ -89,7 +88,7 @@ def find(source: Source, program: str) -> Life:
     life = search.life()
     if life is None and not search.found and len(begun := search.begun()) == 1:
         search = Search(begun[0])
-        search.read(records(open_source(source.path)))
+        search.read(records(Source(source.path)))
         life = search.life()
     if life is None:
         raise CommandError(search.excuse())

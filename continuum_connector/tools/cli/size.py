@@ -13,7 +13,6 @@ from continuum_connector.sizes import parse_bytes
 from continuum_connector.tools.checks.line import size as text_of
 from continuum_connector.tools.cli.kept import of_server, of_token
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import command as stated
 from continuum_connector.tools.cli.terminal import name, terminal
 from continuum_connector.tools.sizing import (
     FILL,
@@ -104,19 +103,18 @@ def size(
 
     The mean gap is that of a log-normal distribution with this median and P90.
     """
-    with stated("size"):
-        if not programs and not rate:
-            raise CommandError("how many agents? --programs alive at once, or --rate per second")
-        mean_s = mean_gap(gap, gap_p90 or gap)
-        load = Load(context, new_tokens, mean_s, turn, programs, rate, turns)
-        has = _bytes("--dram", dram) if dram else 0
-        token = _bytes("--bytes-per-token", bytes_per_token) if bytes_per_token else 0
-        kept = of_token(token, gpus, bool(model or command))
-        kept = kept or of_server(command or [], _options(model, kv_cache_dtype, gpus), bool(has))
-        sizes = kept.context(load.context), kept.new(load.new_tokens)
-        place = Place(*sizes, _bytes("--vram", vram), kept.num_gpus, pcie * 1e9)
-        found = need(load, place)
-        below = overflow(load, place, has, drive * 1e9) if has else None
+    if not programs and not rate:
+        raise CommandError("how many agents? --programs alive at once, or --rate per second")
+    mean_s = mean_gap(gap, gap_p90 or gap)
+    load = Load(context, new_tokens, mean_s, turn, programs, rate, turns)
+    has = _bytes("--dram", dram) if dram else 0
+    token = _bytes("--bytes-per-token", bytes_per_token) if bytes_per_token else 0
+    kept = of_token(token, gpus, bool(model or command))
+    kept = kept or of_server(command or [], _options(model, kv_cache_dtype, gpus), bool(has))
+    sizes = kept.context(load.context), kept.new(load.new_tokens)
+    place = Place(*sizes, _bytes("--vram", vram), kept.num_gpus, pcie * 1e9)
+    found = need(load, place)
+    below = overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
         print(json.dumps(as_object(load, place, found, below) | kept.as_object(), indent=1))
     elif below is None or not found.dram_bytes:

@@ -6,10 +6,9 @@ file is overwritten unless the user asks for it.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,22 +31,14 @@ _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "
 class Commands(TyperGroup):
     """Commands that end as in ending.py, however they are called."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **extra: Any) -> Any:
         def work() -> object:
             try:
-                return main(args, prog_name, complete_var, standalone_mode=False, **extra)
+                return main(*args, **extra | {"standalone_mode": False})
             except _ClickError as error:
                 return _usage(error, who)
 
-        main, who = super().main, prog_name or "continuum"
+        main, who = super().main, extra.get("prog_name") or "continuum"
         sys.exit(ending.run(work, who))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -63,15 +54,15 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:  # typer would call it a failure
             raise typer.Exit(ending.DONE) from None
+        except (ending.ToldError, SourceError) as error:
+            ending.tell(f"{ctx.command_path} {ctx.invoked_subcommand}", str(error))
+            raise typer.Exit(ending.FAILED) from None
 
 
 def _usage(error: Any, who: str) -> int:
-    """Print a usage error as one sentence. Without any arguments, print the help instead."""
+    """Print a usage error as one sentence."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else who
-    if context is not None and type(error).__name__ == "NoArgsIsHelpError":
-        error.show()
-        return ending.USAGE
     said = " ".join(error.format_message().split()).rstrip(".")
     ending.tell(path, f"{said}; `{path} --help` says what it takes")
     return ending.USAGE
@@ -112,23 +103,12 @@ def records(source: Source) -> Iterator[Record]:
     if source.num_bytes < SHOW_FROM or not console.is_terminal:
         yield from source.records()
         return
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.DownloadColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=console, transient=True) as bar:
+    columns = ("{task.description}", bars.BarColumn(), bars.DownloadColumn())
+    with bars.Progress(
+        *columns, bars.TimeRemainingColumn(), console=console, transient=True
+    ) as bar:
         task = bar.add_task(name(source.path.name), total=source.num_bytes)
         yield from source.records(lambda num: bar.advance(task, num))
-
-
-def open_source(path: Path) -> Source:
-    """The trace at `path`; CommandError if there is none."""
-    try:
-        return Source(path)
-    except SourceError as error:
-        raise CommandError(str(error)) from None
 
 
 def may_write(path: Path | None, forced: bool, sources: Iterable[Source]) -> None:
@@ -139,13 +119,3 @@ def may_write(path: Path | None, forced: bool, sources: Iterable[Source]) -> Non
         raise CommandError(f"{path} is the trace itself, which would be lost; name another file")
     if not forced:
         raise CommandError(f"{path} exists and would be lost; name another file, or add --force")
-
-
-@contextlib.contextmanager
-def command(name: str) -> Iterator[None]:
-    """Report what goes wrong inside in one sentence, with status 1."""
-    try:
-        yield
-    except (CommandError, SourceError) as error:
-        ending.tell(f"continuum {name}", str(error))
-        raise typer.Exit(ending.FAILED) from None

@@ -15,7 +15,7 @@ from rich.live import Live
 from continuum_connector.errors import shown
 from continuum_connector.tools.cli.rates import Numbers, Scrape, numbers
 from continuum_connector.tools.cli.server import CommandError, Server
-from continuum_connector.tools.cli.terminal import command, terminal
+from continuum_connector.tools.cli.terminal import terminal
 from continuum_connector.tools.cli.top_view import screen
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
@@ -51,32 +51,31 @@ def top(
     goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied
     unless --json is given.
     """
-    with command("top"):
-        watch, console = Watch(Server(url, api_key, TIMEOUT_S)), terminal()
-        signal.signal(signal.SIGTERM, _stop)  # so that the terminal is left clean
-        if once or not (as_json or console.is_terminal):
-            _look(watch)
-            if not watch.trouble:
-                _look(watch, interval)
-            if watch.trouble or watch.shown is None:
-                raise CommandError(watch.trouble)
-            if as_json:
-                _print(watch)
-            else:
-                console.print(screen(watch.url, watch.shown, ""))
-        elif as_json:
-            _look(watch)
-            while True:
-                _look(watch, interval)
-                _print(watch)
+    watch, console = Watch(Server(url, api_key, TIMEOUT_S)), terminal()
+    signal.signal(signal.SIGTERM, _stop)  # so that the terminal is left clean
+    if once or not (as_json or console.is_terminal):
+        _look(watch)
+        if not watch.trouble:
+            _look(watch, interval)
+        if watch.trouble or watch.shown is None:
+            raise CommandError(watch.trouble)
+        if as_json:
+            _print(watch)
         else:
-            with Live(console=console, screen=True, auto_refresh=False) as live:
-                wait_s = 0.0
-                while True:
-                    _look(watch, wait_s)
-                    trouble = f"{watch.trouble}\n{watch.gone}".strip()
-                    live.update(screen(watch.url, watch.shown, trouble), refresh=True)
-                    wait_s = interval
+            console.print(screen(watch.url, watch.shown, ""))
+    elif as_json:
+        _look(watch)
+        while True:
+            _look(watch, interval)
+            _print(watch)
+    else:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            wait_s = 0.0
+            while True:
+                _look(watch, wait_s)
+                trouble = f"{watch.trouble}\n{watch.gone}".strip()
+                live.update(screen(watch.url, watch.shown, trouble), refresh=True)
+                wait_s = interval
 
 
 class Watch:
