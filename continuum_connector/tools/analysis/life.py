@@ -18,14 +18,8 @@ from continuum_connector.tools.analysis.source import Record, count, number, par
 MAX_NAMES = 200_000  # programs whose turns we count, to name some if the wanted one is missing
 _LONG = 100  # leading characters of an id that identify a program for certain
 _SHORTENED = re.compile(r"(.+)~[0-9a-f]{32}").fullmatch  # a long id's key (programs/program.py)
-EVERYBODY = (
-    "start",
-    "epoch",
-    "tier_down",
-    "disk_down",
-    "switch",
-    "stop",
-)  # what happens to every program
+# What happens to every program.
+EVERYBODY = ("start", "epoch", "tier_down", "disk_down", "switch", "stop")
 
 
 @dataclass
@@ -80,18 +74,18 @@ class Search:
     def excuse(self) -> str:
         """Why there is no life to show, and which programs there are."""
         if len(self.found) > 1:
-            return f"{self._wanted!r} may be any of {_list(self.found)}; give the whole name"
+            return f"{self._wanted!r} may be any of {', '.join(self.found)}; give the whole name"
         if len(begun := self.begun()) > 1:
             more = f" and {len(begun) - 5:,} more" if len(begun) > 5 else ""
-            any_of = f"any of {_list(begun[:5])}{more}"
+            any_of = f"any of {', '.join(begun[:5])}{more}"
             return f"{self._wanted!r} may be {any_of}; give more of the name"
         said = f"no program {self._wanted!r} is in the trace"
         if not self.turns:
             return f"{said}, nor any other whose turn ended"
-        close = self._close()
-        most = _list(key for key, _ in self.turns.most_common(5))
-        meant = f"; did you mean {_list(close)}?" if close else ""
-        return f"{said}{meant}{'' if meant else ';'} Those with most turns: {most}"
+        close = ", ".join(self._close())
+        most = ", ".join(key for key, _ in self.turns.most_common(5))
+        meant = f"; did you mean {close}?" if close else ";"
+        return f"{said}{meant} Those with most turns: {most}"
 
     def _note(self, key: str, record: Record) -> None:
         life = self.found.setdefault(key, Life(key))
@@ -127,50 +121,25 @@ def _ids(key: str) -> Iterator[str]:
     return (":".join(parts[i:]) for i in range(len(parts)))
 
 
-def _list(names: Iterable[str]) -> str:
-    return ", ".join(names)
-
-
 MAX_OPEN = 100_000  # decisions that wait for their outcome; beyond, the oldest counts as open
 
 Pair = tuple[Record, Record | None]
-Pending = OrderedDict[tuple[str, int], list[Record]]  # by program and turn: decision, outcome
 
 
 def decisions(records: Iterable[Record]) -> Iterator[Pair]:
     """Each decision in order, with its outcome; None if the trace has none."""
-    pending: Pending = OrderedDict()
+    pending: OrderedDict[tuple[str, int], Pair] = OrderedDict()  # by program and turn
     for record in records:
         key = text(record, "program"), count(record, "turn")
         if record["event"] == "decision":
-            yield from _told(pending, even_open=len(pending) >= MAX_OPEN)
-            pending[key] = [record]
-        elif record["event"] == "outcome" and len(pending.get(key, ())) == 1:
-            pending[key].append(record)
-            yield from _told(pending)
-    while pending:
-        yield from _told(pending, even_open=True)
-
-
-def _told(pending: Pending, even_open: bool = False) -> Iterator[Pair]:
-    """Yield the oldest decisions whose outcomes are known; if `even_open`, the first in any
-    case."""
-    while pending:
-        key, (decision, *outcome) = next(iter(pending.items()))
-        if not outcome and not even_open:
-            return
-        even_open = False
-        del pending[key]
-        yield decision, outcome[0] if outcome else None
-
-
-def _time(since_s: float) -> str:
-    return f"{since_s:,.2f}s" if since_s < 10_000 else f"{since_s:.0f}s"
-
-
-def _gap(outcome: Record | None) -> str:
-    gap_s = None if outcome is None else number(outcome, "gap_s")
-    return "" if gap_s is None else seconds(gap_s)
+            if len(pending) >= MAX_OPEN:
+                yield pending.popitem(last=False)[1]
+            pending[key] = record, None
+        elif record["event"] == "outcome" and key in pending and pending[key][1] is None:
+            pending[key] = pending[key][0], record
+        while pending and next(iter(pending.values()))[1] is not None:
+            yield pending.popitem(last=False)[1]
+    yield from pending.values()
 
 
 def _decided(decision: Record) -> str:
@@ -181,57 +150,49 @@ def _decided(decision: Record) -> str:
 
 def _worth(decision: Record) -> str:
     """Worth of the best alternative and of the next best, in seconds to all programs."""
-    worths = sorted((w for w in part(decision, "values").values() if _is_number(w)), reverse=True)
+    values = part(decision, "values")
+    worths = sorted((w for key in values if (w := number(values, key)) is not None), reverse=True)
     return ", ".join(seconds(each) for each in worths[:2]) if any(worths) else ""
 
 
-def _is_number(value: object) -> bool:
-    return number({"value": value}, "value") is not None
-
-
-def _outcome(outcome: Record | None) -> str:
-    return "(open)" if outcome is None else text(outcome, "outcome").replace("_", " ")
-
-
-def _found(outcome: Record | None) -> str:
-    if outcome is None or "hit_tokens" not in outcome:
+def _found(outcome: Record) -> str:
+    if "hit_tokens" not in outcome:
         return ""
     vram, dram, disk = tiers(outcome)
     below = f"{dram:,}" + (f"+{disk:,}" if disk else "")
     return f"{vram:,}, {below}, {count(outcome, 'recomputed_tokens'):,}"
 
 
-def _saved(outcome: Record | None) -> str:
-    saved_s = None if outcome is None else number(outcome, "saved_s")
-    return seconds(saved_s) if saved_s else ""
+def _seconds(record: Record, key: str) -> str:
+    return "" if (value := number(record, key)) is None else seconds(value)
 
 
 class Column(NamedTuple):
-    """A column of the list. `width`, `narrow`: its characters where all columns fit, and where they
-    do not. `gap`: spaces before it where all fit, else 1. `is_text`: it begins at the left."""
+    """A column of the list. `wide`, `narrow`: how a cell is put in where all columns fit, and where
+    they do not. `gap`: spaces before it where all fit, else 1."""
 
     name: str
-    width: int
-    narrow: int
+    wide: str
+    narrow: str
     gap: int
-    is_text: bool
-    cell: Callable[[Record, Record | None], str]
+    cell: Callable[[Record, Record], str]  # of a decision and its outcome, which may be empty
 
 
 COLUMNS = (
-    Column("program", 24, 16, 2, True, lambda d, _: text(d, "program")),
-    Column("turn", 4, 4, 1, False, lambda d, _: str(count(d, "turn"))),
-    Column("tokens", 8, 8, 1, False, lambda d, _: f"{count(d, 'tokens'):,}"),
-    Column("decided", 20, 17, 2, True, lambda d, _: _decided(d)),
-    Column("worth, next best", 19, 19, 1, True, lambda d, _: _worth(d)),
-    Column("outcome", 12, 12, 1, True, lambda _, o: _outcome(o)),
-    Column("back after", 10, 10, 1, False, lambda _, o: _gap(o)),
-    Column("in VRAM, DRAM, lost", 22, 22, 2, False, lambda _, o: _found(o)),
-    Column("saved", 8, 8, 2, True, lambda _, o: _saved(o)),
+    Column("program", "<24", "<16", 2, lambda d, _: text(d, "program")),
+    Column("turn", ">4", ">4", 1, lambda d, _: str(count(d, "turn"))),
+    Column("tokens", ">8", ">8", 1, lambda d, _: f"{count(d, 'tokens'):,}"),
+    Column("decided", "<20", "<17", 2, lambda d, _: _decided(d)),
+    Column("worth, next best", "<19", "<19", 1, lambda d, _: _worth(d)),
+    Column("outcome", "<12", "<12", 1, lambda _, o: text(o, "outcome").replace("_", " ")),
+    Column("back after", ">10", ">10", 1, lambda _, o: _seconds(o, "gap_s")),
+    Column("in VRAM, DRAM, lost", ">22", ">22", 2, lambda _, o: _found(o)),
+    Column("saved", "<8", "<8", 2, lambda _, o: _seconds(o, "saved_s") if o.get("saved_s") else ""),
 )
 TIME = 9  # characters of the first column
 # What a narrow terminal does without, first to last.
 DROPPED = ("worth, next best", "in VRAM, DRAM, lost", "back after", "saved", "tokens", "outcome")
+OPEN = {"outcome": "(open)"}  # what is told of a decision without an outcome
 
 
 class Lines:
@@ -239,30 +200,32 @@ class Lines:
 
     def __init__(self, room: int) -> None:
         self._room = room
-        self._is_wide = TIME + sum(each.width + each.gap for each in COLUMNS) <= room
-        self._columns = list(COLUMNS)
+        self._columns = [(each, " " * each.gap, each.wide) for each in COLUMNS]
         self.dropped: list[str] = []
-        for name in () if self._is_wide else DROPPED:
-            if TIME + sum(each.narrow + 1 for each in self._columns) <= room:
-                break
-            self._columns = [each for each in self._columns if each.name != name]
-            self.dropped.append(name)
+        if self._num_characters() > room:
+            self._columns = [(each, " ", each.narrow) for each in COLUMNS]
+            for name in DROPPED:
+                if self._num_characters() <= room:
+                    break
+                self._columns = [each for each in self._columns if each[0].name != name]
+                self.dropped.append(name)
+
+    def _num_characters(self) -> int:
+        return TIME + sum(len(gap) + int(how[1:]) for _, gap, how in self._columns)
 
     def head(self) -> str:
-        return self._line("time", [each.name for each in self._columns])
+        return self._line("time", [each.name for each, _, _ in self._columns])
 
     def line(self, decision: Record, outcome: Record | None, since: float) -> str:
         """Decision and outcome under `head`; the time is in seconds after `since`."""
-        cells = [each.cell(decision, outcome) for each in self._columns]
-        return self._line(_time(decision["now"] - since), cells)
+        at = decision["now"] - since
+        cells = [each.cell(decision, outcome or OPEN) for each, _, _ in self._columns]
+        return self._line(f"{at:,.2f}s" if at < 10_000 else f"{at:.0f}s", cells)
 
     def _line(self, time: str, cells: list[str]) -> str:
         line = f"{time:>{TIME}}"
-        for column, cell in zip(self._columns, cells, strict=True):
-            width = column.width if self._is_wide else column.narrow
-            gap = column.gap if self._is_wide else 1
-            said = short(cell, width)
-            line += " " * gap + (f"{said:{width}}" if column.is_text else f"{said:>{width}}")
+        for (_, gap, how), cell in zip(self._columns, cells, strict=True):
+            line += f"{gap}{short(cell, int(how[1:])):{how}}"
         return line[: self._room].rstrip()
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from continuum_connector.errors import shown
 from continuum_connector.tools.analysis.report import NOT_READ, seconds
 from continuum_connector.tools.analysis.source import (
-    Kept,
     Record,
     against_stock,
     count,
@@ -29,95 +28,96 @@ class Line(NamedTuple):
     kind: str = ""
 
 
+Said = Iterator[tuple[str, str]]  # sentences, each with its kind
+
+# Events of which there is one thing to say, and a reason where the record has one.
+PLAIN = {
+    "preempt": ("put back by vLLM to make room", "bad"),
+    "readmit": ("ran again", ""),
+    "tier_down": ("the DRAM tier went down", "bad"),
+    "disk_down": ("the disk tier went down", "bad"),
+    "stop": ("the server stopped", "bad"),
+}
+
+
 def told(record: Record) -> Iterator[Line]:
     """The lines that describe a record; none for an event that we do not know."""
-    tell = _TELL.get(record["event"])
-    if tell is not None:
-        yield from tell(record)
+    event = record["event"]
+    if event in PLAIN:
+        words, kind = PLAIN[event]
+        yield Line(record, words + _after(": ", text(record, "reason")), kind)
+    elif event in _TELL:
+        yield from (Line(record, *said) for said in _TELL[event](record))
 
 
-def _start(record: Record) -> Iterator[Line]:
-    policy = text(record, "policy") or "unknown"
-    yield Line(record, f"a server started, policy {policy}")
+def _start(record: Record) -> Said:
+    yield f"a server started, policy {text(record, 'policy') or 'unknown'}", ""
 
 
-def _arrive(record: Record) -> Iterator[Line]:
+def _arrive(record: Record) -> Said:
     gap_s = number(record, "gap_s")
     back = "" if gap_s is None else f"back after {seconds(gap_s)}, "
     pin = ", its pin waits for it" if record["event"] == "return" else ""
-    yield Line(record, f"arrived: {back}{_tokens(record)}{pin}")
+    yield f"arrived: {back}{_tokens(record)}{pin}", ""
 
 
-_WHERE = ("in VRAM", "in DRAM", "on disk")
-
-
-def _admit(record: Record) -> Iterator[Line]:
-    hits = tiers(record)
-    parts = [f"{num:,} {where}" for num, where in zip(hits, _WHERE, strict=True) if num]
-    rest = f"{max(0, count(record, 'tokens') - sum(hits)):,} to compute"
+def _admit(record: Record) -> Said:
+    hits, where = tiers(record), ("in VRAM", "in DRAM", "on disk")
+    parts = [f"{num:,} {of}" for num, of in zip(hits, where, strict=True) if num]
+    parts.append(f"{max(0, count(record, 'tokens') - sum(hits)):,} to compute")
     waited_s = number(record, "waited_s") or 0.0
-    yield Line(record, f"ran after {seconds(waited_s)} of waiting: {', '.join([*parts, rest])}")
-    if (kept := against_stock(record)) is not None and any(kept):
-        yield Line(record, f"of these {_kept(kept)}", "detail")
+    yield f"ran after {seconds(waited_s)} of waiting: {', '.join(parts)}", ""
+    if kept := _kept(record):
+        yield f"of these {kept}", "detail"
     on_disk = part(record, "disk")
     if why := text(on_disk, "not_read"):
-        yield Line(record, _not_read(record, on_disk, why), "detail")
+        because = NOT_READ.get(why, shown(why))
+        if why == "prefill":
+            reading, prefill = _of(on_disk, "read_s"), _of(on_disk, "prefill_s")
+            because = f"{prefill} of prefill, for all who wait for it, is cheaper than {reading}"
+        had = f"disk had {count(on_disk, 'tokens'):,} of {_tokens(record)}; "
+        how = "" if why == "prefill" else " in full"
+        yield f"{had if why != 'down' else ''}not read{how}: {because}", "detail"
 
 
-def _kept(kept: Kept) -> str:
-    """Who kept the tokens that were found."""
+def _kept(record: Record) -> str:
+    """Who kept the tokens that were found; "" if the record does not say."""
+    if (kept := against_stock(record)) is None or not any(kept):
+        return ""
     words = f"{kept.only_ours:,} only we kept, {kept.stock_too:,} stock vLLM would have kept too"
     return words + (f"; {kept.only_stock:,} more only stock would have" if kept.only_stock else "")
 
 
-def _not_read(record: Record, on_disk: Record, why: str) -> str:
-    because = NOT_READ.get(why, shown(why))
-    if why == "prefill":
-        reading, prefill = _of(on_disk, "read_s"), _of(on_disk, "prefill_s")
-        because = f"{prefill} of prefill, for all who wait for it, is cheaper than {reading}"
-    had = f"disk had {count(on_disk, 'tokens'):,} of {_tokens(record)}; " if why != "down" else ""
-    return f"{had}not read{'' if why == 'prefill' else ' in full'}: {because}"
+LET_IN = {
+    "fits_vram": "now it fits into VRAM",
+    "fits_dram": "now it fits into DRAM",
+    "gpu_idle": "the GPU had been idle for as long as the others will pay",
+    "empty": "nobody else was left",
+    "deadline": "it had waited long enough",
+    "switched_off": "the connector was switched off",
+}
 
 
-def _let_in(record: Record) -> Iterator[Line]:
-    why = {
-        "fits_vram": "now it fits into VRAM",
-        "fits_dram": "now it fits into DRAM",
-        "gpu_idle": "the GPU had been idle for as long as the others will pay",
-        "empty": "nobody else was left",
-        "deadline": "it had waited long enough",
-        "switched_off": "the connector was switched off",
-    }.get(text(record, "because"), text(record, "because"))
+def _let_in(record: Record) -> Said:
+    why = text(record, "because")
     cost = f"starting it would have cost the others {_of(record, 'cost_s')} of prefill"
-    yield Line(
-        record,
-        f"held for {_of(record, 'held_s')}: {cost} per cycle of {_of(record, 'cycle_s')}; {why}",
-    )
+    said = f"held for {_of(record, 'held_s')}: {cost} per cycle of {_of(record, 'cycle_s')}"
+    yield f"{said}; {LET_IN.get(why, why)}", ""
 
 
-def _preempt(record: Record) -> Iterator[Line]:
-    yield Line(record, "put back by vLLM to make room", "bad")
-
-
-def _readmit(record: Record) -> Iterator[Line]:
-    yield Line(record, "ran again")
-
-
-def _decision(record: Record) -> Iterator[Line]:
-    known = part(record, "known")
-    verdict = {
-        "pin": f"pinned{_ttl(record)}{_then(record)}",
-        "offload": "offloaded to DRAM",
-        "free": "let go",
-    }.get(text(record, "decision"), text(record, "decision"))
-    why = f": {text(record, 'why')}" if text(record, "why") else ""
-    yield Line(record, f"ended {_ending(record, known)}; {verdict}{why}")
-    values = part(record, "values")
+def _decision(record: Record) -> Said:
+    known, values, kind = part(record, "known"), part(record, "values"), text(record, "decision")
+    ttl = f" for {_of(record, 'ttl_s')}" if number(record, "ttl_s") is not None else ""
+    copy = ", with a copy in DRAM" if text(record, "then") == "store" else ""
+    verdicts = {"pin": f"pinned{ttl}{copy}", "offload": "offloaded to DRAM", "free": "let go"}
+    why = _after(": ", text(record, "why"))
+    yield f"ended {_ending(record, known)}; {verdicts.get(kind, kind)}{why}", ""
     if len(values) > 1:
-        worth = ", ".join(f"{shown(name)} {_of(values, name)}" for name in _by_worth(values))
-        yield Line(record, f"worth to all programs: {worth}", "detail")
-    if text(record, "decision") == "pin" or values:
-        yield Line(record, _known(record, known), "detail")
+        best = sorted(values, key=lambda name: -(number(values, name) or 0.0))
+        worth = ", ".join(f"{shown(name)} {_of(values, name)}" for name in best)
+        yield f"worth to all programs: {worth}", "detail"
+    if kind == "pin" or values:
+        yield _known(record, known), "detail"
 
 
 def _ending(record: Record, known: Record) -> str:
@@ -129,41 +129,21 @@ def _ending(record: Record, known: Record) -> str:
     return answers.get(text(known, "ending"), f"with {_tokens(record)}")
 
 
-def _ttl(record: Record) -> str:
-    return f" for {_of(record, 'ttl_s')}" if number(record, "ttl_s") is not None else ""
-
-
-def _then(record: Record) -> str:
-    return ", with a copy in DRAM" if text(record, "then") == "store" else ""
-
-
-def _by_worth(values: Record) -> list[str]:
-    return sorted(values, key=lambda name: -(number(values, name) or 0.0))
-
-
 def _known(record: Record, known: Record) -> str:
     p, num_seen = number(known, "p_in_time"), number(known, "gaps_seen")
     chance = f"back in time with {100 * p:.0f} %; " if p is not None else ""
-    median = f"half of such pauses are over after {_of(known, 'gap_p50')}"
     seen = f" ({num_seen:.0f} seen)" if num_seen is not None else ""
-    costs = f"{_of(known, 'prefill')} to compute, {_of(known, 'load')} to load"
-    if number(known, "load") is None:
-        costs = f"{_of(known, 'prefill')} to compute, no DRAM tier"
-    if known.get("prior") is True:
-        costs += ", from a prior"
+    load = ", no DRAM tier" if number(known, "load") is None else f", {_of(known, 'load')} to load"
+    prior = ", from a prior" if known.get("prior") is True else ""
+    costs = f"{_of(known, 'prefill')} to compute{load}{prior}"
     if not number(known, "prefill"):
         costs = "what prefills cost is not measured yet"
     blocks = count(record, "blocks")
-    held = (number(known, "price") or 0.0) * blocks
-    price = f"{blocks:,} blocks cost the others {seconds(held)} per second"
-    return f"{chance}{median}{seen}; {costs}; {price}; {count(known, 'waiting')} waiting"
+    price = f"{blocks:,} blocks cost the others {seconds((number(known, 'price') or 0.0) * blocks)}"
+    median = f"half of such pauses are over after {_of(known, 'gap_p50')}{seen}"
+    return f"{chance}{median}; {costs}; {price} per second; {count(known, 'waiting')} waiting"
 
 
-_CAUSES = {
-    "reset": "the prefix cache was reset",
-    "weights": "the weights changed",
-    "version": "vLLM was told another weight version",
-}
 _OUTCOMES = {
     "in_time": ("'s pin served: it was in time", "good"),
     "expired": ("'s pin had expired when it was needed", "bad"),
@@ -181,64 +161,61 @@ _OUTCOMES = {
 }
 
 
-def _outcome(record: Record) -> Iterator[Line]:
+def _outcome(record: Record) -> Said:
     outcome = text(record, "outcome")
     words, kind = _OUTCOMES.get(outcome, (f": {outcome}", ""))
     words = f"turn {count(record, 'turn')}{words}"
     if "hit_tokens" in record:
         vram, dram, disk = tiers(record)
-        lost = count(record, "recomputed_tokens")
         below = f"{dram:,} in DRAM" + (f", {disk:,} on disk" if disk else "")
-        words += f"; of its tokens {vram:,} were in VRAM, {below}, {lost:,} lost"
-        if (kept := against_stock(record)) is not None and any(kept):
-            words += f"; {_kept(kept)}"
+        lost = f"{count(record, 'recomputed_tokens'):,} lost"
+        words += f"; of its tokens {vram:,} were in VRAM, {below}, {lost}"
+        words += _after("; ", _kept(record))
         saved_s, lost_s = number(record, "saved_s"), number(record, "lost_s") or 0.0
         if saved_s or lost_s:
             saved = "" if saved_s is None else f"{seconds(saved_s)} of prefill saved, "
             words += f"; about {saved}{seconds(lost_s)} repeated"
-    yield Line(record, words, kind)
+    yield words, kind
 
 
-def _pin_end(record: Record) -> Iterator[Line]:
+def _pin_end(record: Record) -> Said:
     cause = text(record, "cause") or "unpinned"
     kind = {"returned": "good", "expired": "bad", "pressure": "bad"}.get(cause, "")
-    yield Line(record, f"pin ended after {_of(record, 'held_s')}: {cause}", kind)
+    yield f"pin ended after {_of(record, 'held_s')}: {cause}", kind
 
 
 _COPIED = {"store": "stored in DRAM", "load": "loaded from DRAM"}
 _COPIED |= {"write": "written to disk", "read": "read from disk"}
 
 
-def _copy(record: Record) -> Iterator[Line]:
-    what = _COPIED[record["event"]]
-    blocks, outcome = f"{count(record, 'blocks'):,} blocks", text(record, "outcome")
+def _copy(record: Record) -> Said:
+    what, outcome = _COPIED[record["event"]], text(record, "outcome")
+    blocks = f"{count(record, 'blocks'):,} blocks"
     if outcome == "done":
-        yield Line(record, f"{blocks} {what} in {_of(record, 'seconds')}", "detail")
+        yield f"{blocks} {what} in {_of(record, 'seconds')}", "detail"
         return
-    reasons = texts(record, "reasons")
-    why = f" ({', '.join(reasons)})" if reasons else ""
-    yield Line(record, f"{blocks} not {what}: {outcome}{why}", "bad")
+    reasons = ", ".join(texts(record, "reasons"))
+    yield f"{blocks} not {what}: {outcome}{f' ({reasons})' if reasons else ''}", "bad"
 
 
-def _everybody(words: str) -> Callable[[Record], Iterator[Line]]:
-    def tell(record: Record) -> Iterator[Line]:
-        reason = text(record, "reason")
-        yield Line(record, f"{words}{f': {reason}' if reason else ''}", "bad")
-
-    return tell
-
-
-def _epoch(record: Record) -> Iterator[Line]:
+def _epoch(record: Record) -> Said:
     cause, why = text(record, "cause"), text(record, "why")
-    words = _CAUSES.get(cause, f"a new epoch began ({cause})")
-    words += f" ({why})" if why else ""
-    yield Line(record, f"{words}: every pin ended, everything below VRAM is forgotten", "bad")
+    began = {
+        "reset": "the prefix cache was reset",
+        "weights": "the weights changed",
+        "version": "vLLM was told another weight version",
+    }.get(cause, f"a new epoch began ({cause})")
+    why = f" ({why})" if why else ""
+    yield f"{began}{why}: every pin ended, everything below VRAM is forgotten", "bad"
 
 
-def _switch(record: Record) -> Iterator[Line]:
-    on = "the connector was switched on"
-    off = "the connector was switched off: every pin ended, DRAM was emptied"
-    yield Line(record, on if record.get("on") else off, "bad")
+def _switch(record: Record) -> Said:
+    off = "off: every pin ended, DRAM was emptied"
+    yield f"the connector was switched {'on' if record.get('on') else off}", "bad"
+
+
+def _after(mark: str, said: str) -> str:
+    return f"{mark}{said}" if said else ""
 
 
 def _tokens(record: Record) -> str:
@@ -251,24 +228,16 @@ def _of(record: Record, key: str) -> str:
     return "for ever" if value is None else seconds(value)
 
 
-_TELL: dict[str, Callable[[Any], Iterator[Line]]] = {
+_TELL: dict[str, Callable[[Record], Said]] = {
     "start": _start,
     "arrive": _arrive,
     "return": _arrive,
     "admit": _admit,
-    "preempt": _preempt,
-    "readmit": _readmit,
     "let_in": _let_in,
     "decision": _decision,
     "outcome": _outcome,
     "pin_end": _pin_end,
-    "store": _copy,
-    "load": _copy,
-    "write": _copy,
-    "read": _copy,
+    **dict.fromkeys(_COPIED, _copy),
     "epoch": _epoch,
-    "tier_down": _everybody("the DRAM tier went down"),
-    "disk_down": _everybody("the disk tier went down"),
     "switch": _switch,
-    "stop": _everybody("the server stopped"),
 }

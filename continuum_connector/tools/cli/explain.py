@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -48,7 +48,10 @@ def explain(
         return
     life = find(source, program)
     if as_json:
-        print(json.dumps(as_list(life), indent=1))
+        began = life.records[0]["now"]
+        rows = [(each.record["now"] - began, each.text, each.record) for each in lines(life)]
+        keys = ("seconds", "text", "record")
+        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
         return
     console = terminal()
     console.print(head(life))
@@ -60,24 +63,23 @@ def explain(
 
 def log(source: Source, as_json: bool) -> None:
     """Print every decision with its outcome, in the order of the decisions."""
-    lines = Lines(room())
-    since: float | None = None
-    for decision, outcome in decisions(records(source)):
-        if as_json:
+    told = decisions(records(source))
+    if as_json:
+        for decision, outcome in told:
             print(json.dumps({"decision": decision, "outcome": outcome}))
-            continue
+        return
+    lines, since = Lines(room()), None
+    for decision, outcome in told:
         if since is None:
             since = decision["now"]
             print(lines.head())
         print(lines.line(decision, outcome, since))
-    if since is None and not as_json:
+    if since is None:
         raise CommandError("no turn has ended in this trace, so nothing was decided")
-    if lines.dropped and not as_json:
+    if lines.dropped:
         dropped = "; ".join(lines.dropped)
-        print()
-        terminal().print(
-            f"Left out for want of room: {dropped}. A pipe, a file and --json have all."
-        )
+        said = f"Left out for want of room: {dropped}. A pipe, a file and --json have all."
+        terminal().print(f"\n{said}")
 
 
 def find(source: Source, program: str) -> Life:
@@ -85,35 +87,29 @@ def find(source: Source, program: str) -> Life:
     begins with it. CommandError lists programs if there is none, or several."""
     search = Search(program)
     search.read(records(source))
-    life = search.life()
-    if life is None and not search.found and len(begun := search.begun()) == 1:
-        search = Search(begun[0])
-        search.read(records(Source(source.path)))
-        life = search.life()
-    if life is None:
-        raise CommandError(search.excuse())
-    return life
+    if (life := search.life()) is not None:
+        return life
+    if not search.found and len(begun := search.begun()) == 1:
+        return find(Source(source.path), begun[0])
+    raise CommandError(search.excuse())
 
 
 def head(life: Life) -> Text:
     """One line that sums the life up."""
-    turns = [each for each in life.records if each["event"] == "decision"]
-    outcomes = Counter(text(e, "outcome") for e in life.records if e["event"] == "outcome")
-    admitted = [each for each in life.records if each["event"] == "admit"]
-    num = sum(count(each, "tokens") for each in admitted)
-    found = [sum(each) for each in zip(*map(tiers, admitted), strict=True)] or [0, 0, 0]
-    parts = [
-        *named_by(life),
-        f"{len(turns)} turns in {seconds(life.records[-1]['now'] - life.records[0]['now'])}",
-    ]
+    of = {event: [each for each in life.records if each["event"] == event] for event in _SUMMED}
+    outcomes = Counter(text(each, "outcome") for each in of["outcome"])
+    num = sum(count(each, "tokens") for each in of["admit"])
+    lived_s = life.records[-1]["now"] - life.records[0]["now"]
+    parts = [*named_by(life), f"{len(of['decision'])} turns in {seconds(lived_s)}"]
     if num:
-        on_disk = f", {found[2]:,} on disk" if found[2] else ""
-        where = f"{found[0]:,} in VRAM, {found[1]:,} in DRAM{on_disk}"
-        parts.append(f"of {num:,} prompt tokens {where}")
+        vram, dram, disk = map(sum, zip(*map(tiers, of["admit"]), strict=True))
+        on_disk = f", {disk:,} on disk" if disk else ""
+        parts.append(f"of {num:,} prompt tokens {vram:,} in VRAM, {dram:,} in DRAM{on_disk}")
     parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]
     return Text.assemble((life.key, "bold"), f"  {' · '.join(parts)}")
 
 
+_SUMMED = ("decision", "outcome", "admit")
 NAMED_BY = {
     "kv_transfer_params": "named in kv_transfer_params",
     "job_id": "named by job_id or program_id",
@@ -137,36 +133,23 @@ def timeline(life: Life) -> Table:
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    turn_before: Any = None
+    turn_before = 0
     for line in lines(life):
-        turn = _turn_of(line)
-        is_new = turn is not None and turn != turn_before
-        if is_new and turn_before is not None:
+        # No turn begins with an event of every program, or one of an older turn.
+        is_own = line.record["event"] not in (*EVERYBODY, "outcome")
+        turn = count(line.record, "turn") * is_own or turn_before
+        if turn != turn_before and turn_before:
             table.add_row()
-        turn_before = turn if turn is not None else turn_before
-        is_detail = line.kind == "detail"
-        at = "" if is_detail else f"{line.record['now'] - life.records[0]['now']:,.2f} s"
-        said = Text(line.text, STYLES.get(line.kind, ""))
-        table.add_row(at, Text(f"turn {turn}" if is_new else "", "bold"), said)
+        at = f"{line.record['now'] - life.records[0]['now']:,.2f} s"
+        table.add_row(
+            "" if line.kind == "detail" else at,
+            Text(f"turn {turn}" if turn != turn_before else "", "bold"),
+            Text(line.text, STYLES.get(line.kind, "")),
+        )
+        turn_before = turn
     return table
 
 
 def lines(life: Life) -> list[Line]:
     """Every line of the life."""
     return [line for record in life.records for line in told(record)]
-
-
-def as_list(life: Life) -> list[dict[str, Any]]:
-    """The same for programs: each line with its seconds since the first arrival, and its record."""
-    first = life.records[0]["now"]
-    return [
-        {"seconds": line.record["now"] - first, "text": line.text, "record": line.record}
-        for line in lines(life)
-    ]
-
-
-def _turn_of(line: Line) -> int | None:
-    """The turn that a line begins; None for an event of every program or of an older turn."""
-    if line.record["event"] in (*EVERYBODY, "outcome"):
-        return None
-    return count(line.record, "turn") or None
