@@ -414,7 +414,7 @@ class Words:
         files, rng = self._files, self._rng
         if rng.random() < 0.4:
             return str(rng.choice(files.odd))
-        if param.name in ("out", "report", "plot_to", "json", "plot", "folder"):
+        if param.name in ("out", "report", "json", "plot", "folder"):
             return f"new{rng.randrange(10**9)}" + rng.choice(("", ".html", ".png", ".json", ".svg"))
         pools: Mapping[str, Sequence[Path]] = {
             **dict.fromkeys(("first", "second", "folders"), files.results),

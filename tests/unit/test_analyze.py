@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from continuum_connector.tools.analysis import summary
 from continuum_connector.tools.analysis import summary as sample
 from continuum_connector.tools.analysis.source import Source, SourceError
 from continuum_connector.tools.analysis.summary import Sample, Summary
-from continuum_connector.tools.cli import analyze as command
 from tests.unit.test_explain import record, run, small, write
 
 COSTS = {"prefill": 1.0, "price": 0.01, "mean_blocks": 20.0}
@@ -359,7 +357,6 @@ def test_no_command_writes_over_the_trace_that_it_reads(
         ("convert", "", "scheduler_timestamps"),
         ("convert", "--out", "there"),
         ("analyze", "--report", "there"),
-        ("analyze", "--plot", "there.svg"),
     ],
 )
 def test_a_file_that_is_there_is_replaced_only_by_force(
@@ -454,36 +451,3 @@ def test_entries_that_are_none_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "scheduler_timestamps"
     path.write_text(json.dumps(jobs))
     assert numbers(path)["trace"]["lines skipped"] == 5
-
-
-# --- the picture --------------------------------------------------------------------------------
-def test_a_picture_is_refused_before_the_traces_are_read(tmp_path: Path) -> None:
-    for name, said in (("x.gif", "should end in"), ("none/x.png", "there is no folder")):
-        result = run("analyze", "nowhere", "--plot", str(tmp_path / name))
-        assert said in " ".join(result.output.split())
-
-
-def test_without_matplotlib_a_picture_is_refused_with_its_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    result = run("analyze", "nowhere", "--plot", str(tmp_path / "x.png"))
-    assert "pip install '.[plot]'" in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize("name", ["_a", "$a_$b$", "lone\udcff", "a\x1b[31m"])
-def test_a_picture_bears_any_name_of_a_trace(trace: Path, tmp_path: Path, name: str) -> None:
-    pytest.importorskip("matplotlib")
-    other = write(tmp_path / f"{name}.jsonl", by_hand())
-    result = run("analyze", str(trace), str(other), "--plot", str(tmp_path / "x.svg"))
-    assert result.exit_code == 0, result.output
-
-
-@pytest.mark.parametrize("suffix", command.PLOT_KINDS)
-def test_with_matplotlib_the_picture_is_there(trace: Path, tmp_path: Path, suffix: str) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"x{suffix}"
-    other = write(tmp_path / "other.jsonl", by_hand()[:-1])  # another number of points
-    assert run("analyze", str(trace), str(other), "--plot", str(path)).exit_code == 0
-    assert path.stat().st_size > 1000
-    assert "matplotlib.pyplot" not in sys.modules  # it would look for a display

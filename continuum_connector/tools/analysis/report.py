@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from continuum_connector.tools.analysis.summary import Sample, Summary, Tokens, policy_of
+from continuum_connector.tools.analysis.source import text
+from continuum_connector.tools.analysis.summary import Sample, Summary
 
-QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99))
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 DECISIONS = ("pin", "offload", "free")
-
-
 # Why a turn did not get from the disk what the disk had.
 NOT_READ = {
     "prefill": "a prefill is cheaper",
@@ -24,22 +25,23 @@ NOT_READ = {
     "budget": "the write budget did not allow blocks to be written",
 }
 
+Value = float | str | None
+Part = tuple[str, str, Mapping[str, Value]]  # rows of a group that have one unit
+
 
 class Row(NamedTuple):
     """One number. `unit`: "s", "%" (for a share from 0 to 1), "bytes", or "" for a count."""
 
     group: str
     name: str
-    value: float | str | None
-    unit: str = ""
+    value: Value
+    unit: str
 
     @property
     def cell(self) -> str:
         """The value as text; "-" if there is none."""
-        if self.value is None:
-            return "-"
-        if isinstance(self.value, str):
-            return self.value
+        if self.value is None or isinstance(self.value, str):
+            return self.value or "-"
         if self.unit == "%":
             return f"{100 * self.value:.1f} %"
         if self.unit == "s":
@@ -64,15 +66,11 @@ def size(value: float) -> str:
 
 def rows(summary: Summary, num_bad: int = 0) -> list[Row]:
     """Every row, in reading order."""
+    parts = (_times(summary, num_bad), _decided(summary), _copies(summary), _judged(summary))
     return [
-        *_what(summary, num_bad),
-        *_times(summary),
-        *_tokens("all prompts", summary.prompts),
-        *_tokens("returning turns", summary.returning, saves=True),
-        *_decisions(summary),
-        *_pins(summary),
-        *_copies(summary),
-        *_hindsight(summary),
+        Row(group, name, value, unit)
+        for group, unit, values in itertools.chain(*parts)
+        for name, value in values.items()
     ]
 
 
@@ -85,116 +83,87 @@ def as_dict(found: list[Row]) -> dict[str, dict[str, Any]]:
     return groups
 
 
-def _what(summary: Summary, num_bad: int) -> Iterator[Row]:
-    group = "trace"
-    yield Row(group, "policy", policy_of(summary))
-    yield Row(group, "programs", summary.num_programs)
-    yield Row(group, "requests of nobody", summary.num_single)
-    yield Row(group, "turns", sum(summary.decisions.values()))
-    wall = None
-    if summary.first is not None and summary.last is not None:
-        wall = summary.last - summary.first
-    yield Row(group, "wall time", wall, "s")
-    yield Row(group, "preemptions", summary.num_preempted)
-    yield Row(group, "lines skipped", num_bad)
+def _times(of: Summary, num_bad: int) -> Iterator[Part]:
+    policies = dict.fromkeys(text(start, "policy") or "unknown" for start in of.starts)
+    wall = None if of.first is None or of.last is None else of.last - of.first
+    num = {"programs": of.num_programs, "requests of nobody": of.num_single}
+    policy: dict[str, Value] = {"policy": ", ".join(policies) or "unknown"}
+    yield "trace", "", policy | num | {"turns": sum(of.decisions.values())}
+    yield "trace", "s", {"wall time": wall}
+    yield "trace", "", {"preemptions": of.num_preempted, "lines skipped": num_bad}
+    yield "JCT", "", {"programs": of.jct.num}
+    yield "JCT", "s", _spread(of.jct, min=0.0, max=1.0)
+    yield "turn", "s", _spread(of.latency)
+    yield "queueing", "s", _spread(of.waited)
+    for group, tokens in (("all prompts", of.prompts), ("returning turns", of.returning)):
+        yield group, "", {"tokens": tokens["tokens"]}
+        yield group, "%", _shares(tokens)
+    yield "returning turns", "%", {"save ratio": _share(of.returning["saved"], of.returning["had"])}
 
 
-def _times(summary: Summary) -> Iterator[Row]:
-    yield Row("JCT", "programs", summary.jct.num)
-    yield from _spread("JCT", summary.jct)
-    yield Row("JCT", "min", summary.jct.quantile(0.0), "s")
-    yield Row("JCT", "max", summary.jct.quantile(1.0), "s")
-    yield from _spread("turn", summary.latency)
-    yield from _spread("queueing", summary.waited)
+def _spread(sample: Sample, **more: float) -> dict[str, Value]:
+    quantiles = {**QUANTILES, **more}
+    return {"mean": sample.mean, **{name: sample.quantile(q) for name, q in quantiles.items()}}
 
 
-def _spread(group: str, sample: Sample) -> Iterator[Row]:
-    yield Row(group, "mean", sample.mean, "s")
-    for name, q in QUANTILES:
-        yield Row(group, name, sample.quantile(q), "s")
+def _shares(tokens: Counter[str]) -> dict[str, Value]:
+    names = {"vram": "hit ratio, VRAM", "dram": "hit ratio, DRAM"}
+    if tokens["disk"]:
+        names["disk"] = "hit ratio, disk"
+    if tokens["told"]:
+        names |= {"only_ours": "only we kept", "stock_too": "stock would have kept too"}
+        names["only_stock"] = "only stock would have kept"
+    return {name: _share(tokens[of], tokens["tokens"]) for of, name in names.items()}
 
 
-def _tokens(group: str, tokens: Tokens, saves: bool = False) -> Iterator[Row]:
-    yield Row(group, "tokens", tokens.num)
-    yield Row(group, "hit ratio, VRAM", _share(tokens.vram, tokens.num), "%")
-    yield Row(group, "hit ratio, DRAM", _share(tokens.dram, tokens.num), "%")
-    if tokens.disk:
-        yield Row(group, "hit ratio, disk", _share(tokens.disk, tokens.num), "%")
-    if tokens.is_against_stock:
-        yield Row(group, "only we kept", _share(tokens.only_ours, tokens.num), "%")
-        yield Row(group, "stock would have kept too", _share(tokens.stock_too, tokens.num), "%")
-        yield Row(group, "only stock would have kept", _share(tokens.only_stock, tokens.num), "%")
-    if saves:
-        yield Row(group, "save ratio", _share(tokens.saved, tokens.had), "%")
+def _decided(of: Summary) -> Iterator[Part]:
+    def order(name: str) -> tuple[int, str]:
+        kind = name.split(" ")[0]
+        return (DECISIONS.index(kind) if kind in DECISIONS else len(DECISIONS), name)
+
+    kinds = sorted({*DECISIONS, *of.decisions}, key=order)
+    yield "decisions", "", {kind: of.decisions[kind] for kind in kinds}
+    if of.outcomes:
+        yield "outcomes", "", {name: of.outcomes[name] for name in sorted(of.outcomes, key=order)}
+        saved = {"prefill saved, estimated": of.saved_s, "prefill repeated, estimated": of.lost_s}
+        yield "outcomes", "s", saved
+    if of.pin_causes:
+        group, total = "pins ended", sum(of.block_seconds.values())
+        yield group, "", dict(sorted(of.pin_causes.items()))
+        yield group, "s", {"held, mean": of.held_s.mean}
+        yield group, "", {"block-seconds": total or None}
+        yield group, "%", {"of them until a return": _share(of.block_seconds["returned"], total)}
 
 
-def _decisions(summary: Summary) -> Iterator[Row]:
-    for decision in sorted({*DECISIONS, *summary.decisions}, key=_order):
-        yield Row("decisions", decision, summary.decisions[decision])
-    for outcome, num in sorted(summary.outcomes.items(), key=lambda item: _order(item[0])):
-        yield Row("outcomes", outcome, num)
-    if summary.outcomes:
-        yield Row("outcomes", "prefill saved, estimated", summary.saved_s, "s")
-        yield Row("outcomes", "prefill repeated, estimated", summary.lost_s, "s")
+def _copies(of: Summary) -> Iterator[Part]:
+    """Rows on the copies to each tier and back."""
+    tiers = [("DRAM", ("store", "stored"), ("load", "loaded"))]
+    if {"write", "read"} & {*of.blocks, *of.num_failed}:
+        tiers.append(("disk", ("write", "written"), ("read", "read")))
+    for group, (out, stored), (back, loaded) in tiers:
+        num_out, num_back = of.blocks[out], of.blocks[back]
+        yield group, "", {f"blocks {stored}": num_out, f"blocks {loaded}": num_back}
+        yield group, "%", {"read back": _share(num_back, num_out)}
+        for way, name in ((out, "bytes out"), (back, "bytes in")):
+            is_known = of.bytes[way] or not of.blocks[way]
+            yield group, "bytes", {name: of.bytes[way] if is_known else None}
+        yield group, "", {"transfers not done": of.num_failed[out] + of.num_failed[back]}
+    for why, num in sorted(of.not_read.items()):
+        name = f"not read as {NOT_READ.get(why, why)}"
+        yield "disk", "", {f"turns, {name}": num, f"tokens, {name}": of.left_there[why]}
 
 
-def _order(name: str) -> tuple[int, str]:
-    first = name.split(" ")[0]
-    return (DECISIONS.index(first) if first in DECISIONS else len(DECISIONS), name)
-
-
-def _pins(summary: Summary) -> Iterator[Row]:
-    group = "pins ended"
-    for cause, num in sorted(summary.pin_causes.items()):
-        yield Row(group, cause, num)
-    if summary.pin_causes:
-        total = sum(summary.block_seconds.values())
-        yield Row(group, "held, mean", summary.held_s.mean, "s")
-        yield Row(group, "block-seconds", total or None)
-        used = summary.block_seconds["returned"]
-        yield Row(group, "of them until a return", _share(used, total), "%")
-
-
-def _copies(summary: Summary) -> Iterator[Row]:
-    yield from _both_ways(summary, "DRAM", ("store", "stored"), ("load", "loaded"))
-    if {"write", "read"} & {*summary.blocks, *summary.num_failed}:
-        yield from _both_ways(summary, "disk", ("write", "written"), ("read", "read"))
-    for why, num in sorted(summary.not_read.items()):
-        yield Row("disk", f"turns, not read as {NOT_READ.get(why, why)}", num)
-        yield Row("disk", f"tokens, not read as {NOT_READ.get(why, why)}", summary.left_there[why])
-
-
-def _both_ways(
-    summary: Summary, group: str, out: tuple[str, str], back: tuple[str, str]
-) -> Iterator[Row]:
-    """Rows on the copies to a tier and back."""
-    blocks, num_bytes = summary.blocks, summary.bytes
-    for direction, verb in (out, back):
-        yield Row(group, f"blocks {verb}", blocks[direction])
-    yield Row(group, "read back", _share(blocks[back[0]], blocks[out[0]]), "%")
-    for (direction, _), name in ((out, "bytes out"), (back, "bytes in")):
-        is_known = num_bytes[direction] or not blocks[direction]
-        yield Row(group, name, num_bytes[direction] if is_known else None, "bytes")
-    num_failed = sum(summary.num_failed[direction] for direction, _ in (out, back))
-    yield Row(group, "transfers not done", num_failed)
-
-
-def _hindsight(summary: Summary) -> Iterator[Row]:
-    group, regrets = "regret", summary.regrets
-    num = regrets.num
-    yield Row(group, "decisions judged", num)
-    yield Row(group, "not judged", regrets.num_open)
+def _judged(of: Summary) -> Iterator[Part]:
+    regrets, num, calibration = of.regrets, of.regrets.num, of.calibration
     right = sum(n for (chosen, best), n in regrets.best.items() if chosen == best)
-    yield Row(group, "best kind chosen", _share(right, num), "%")
-    yield Row(group, "per decision", _share(regrets.total_s, num), "s")
-    yield Row(group, "in all", regrets.total_s if num else None, "s")
-    for decision in DECISIONS:
-        if (sample := regrets.by_decision.get(decision)) is not None:
-            yield Row(group, f"per {decision}", sample.mean, "s")
-    calibration = summary.calibration
-    yield Row("calibration", "predictions judged", calibration.num)
-    yield Row("calibration", "not judged", calibration.num_open)
-    yield Row("calibration", "mean error", calibration.error, "%")
+    yield "regret", "", {"decisions judged": num, "not judged": regrets.num_open}
+    yield "regret", "%", {"best kind chosen": _share(right, num)}
+    per = {f"per {d}": regrets.by_decision[d].mean for d in DECISIONS if d in regrets.by_decision}
+    total_s = regrets.total_s if num else None
+    yield "regret", "s", {"per decision": _share(regrets.total_s, num), "in all": total_s, **per}
+    judged = {"predictions judged": calibration.num, "not judged": calibration.num_open}
+    yield "calibration", "", judged
+    yield "calibration", "%", {"mean error": calibration.error}
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from continuum_connector.tools.analysis.hindsight import Calibration, Regret, Stakes, came_true
 from continuum_connector.tools.analysis.source import (
-    Hits,
-    Kept,
     Record,
     against_stock,
     count,
@@ -27,38 +25,14 @@ NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
 _MAX_OPEN = 8  # decisions without an outcome per program: parallel turns, or a trace without any
 
 
-@dataclass
-class Tokens:
-    """Tokens of prompts, and how many were found where. `had`: those that the program had computed
-    before, as far as the prompt can share them. `only_ours`, `stock_too`, `only_stock`: by who kept
-    them, of the prompts for which the trace says it."""
-
-    num: int = 0
-    vram: int = 0
-    dram: int = 0
-    disk: int = 0
-    had: int = 0
-    saved: int = 0
-    only_ours: int = 0
-    stock_too: int = 0
-    only_stock: int = 0
-    is_against_stock: bool = False
-
-    def add(self, tokens: int, hits: Hits, had: int = 0) -> None:
-        self.num += tokens
-        self.vram += hits.vram
-        self.dram += hits.dram
-        self.disk += hits.disk
-        self.had += had
-        self.saved += min(sum(hits), had)
-
-    def keep(self, kept: Kept | None) -> None:
-        """Add what the trace says of stock vLLM."""
-        if kept is not None:
-            self.is_against_stock = True
-            self.only_ours += kept.only_ours
-            self.stock_too += kept.stock_too
-            self.only_stock += kept.only_stock
+def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
+    """Add a prompt: its tokens, those found by tier, and by who kept them if the trace says it.
+    `had`: those that the program had computed before, as far as the prompt can share them."""
+    hits = tiers(record)
+    into.update(hits._asdict(), tokens=count(record, "tokens"))
+    into.update(had=had, saved=min(sum(hits), had))
+    if (kept := against_stock(record)) is not None:
+        into.update(kept._asdict(), told=1)
 
 
 @dataclass
@@ -126,24 +100,23 @@ class Summary:
         self.starts: list[Record] = []
         self.first: float | None = None  # the first arrival, and below it the last departure
         self.last: float | None = None
-        self.num_programs = 0
+        self.num_programs = self.num_preempted = 0
         self.num_single = 0  # unnamed requests without a successor, which are no programs
-        self.jct, self.latency, self.waited = Sample(), Sample(), Sample()
-        self.prompts, self.returning = Tokens(), Tokens()
+        self.jct, self.latency, self.waited, self.held_s = (Sample() for _ in range(4))
+        # Tokens of all prompts, and of those of programs that came back (_count_tokens).
+        self.prompts: Counter[str] = Counter()
+        self.returning: Counter[str] = Counter()
         self.decisions: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.pin_causes: Counter[str] = Counter()
-        self.held_s = Sample()
         self.block_seconds: Counter[str] = Counter()  # by cause
         self.blocks: Counter[str] = Counter()  # copied, by direction
         self.bytes: Counter[str] = Counter()
         self.num_failed: Counter[str] = Counter()  # by direction
         self.not_read: Counter[str] = Counter()  # turns, by why they got not all that the disk had
         self.left_there: Counter[str] = Counter()  # tokens that the disk had for them
-        self.num_preempted = 0
         self.saved_s = self.lost_s = 0.0
-        self.calibration = Calibration()
-        self.regrets = Regrets()
+        self.calibration, self.regrets = Calibration(), Regrets()
         self._programs: OrderedDict[str, _Program] = OrderedDict()
         self._of_event = {
             "start": self._started,
@@ -154,10 +127,7 @@ class Summary:
             "decision": self._decided,
             "outcome": self._closed,
             "pin_end": self._pin_ended,
-            "store": self._copied,
-            "load": self._copied,
-            "write": self._copied,
-            "read": self._copied,
+            **dict.fromkeys(("store", "load", "write", "read"), self._copied),
         }
 
     def add(self, record: Record) -> None:
@@ -189,24 +159,18 @@ class Summary:
         self._programs.move_to_end(key)
 
     def _admitted(self, record: Record) -> None:
-        hits = tiers(record)
         num = count(record, "tokens")
-        self.prompts.add(num, hits)
-        self.prompts.keep(against_stock(record))
+        _count_tokens(self.prompts, record)
         on_disk = part(record, "disk")
         if why := text(on_disk, "not_read"):
             self.not_read[why] += 1
             self.left_there[why] += count(on_disk, "tokens")
-        waited_s = number(record, "waited_s")
-        if waited_s is not None:
+        if (waited_s := number(record, "waited_s")) is not None:
             self.waited.add(waited_s)
-        program = self._programs.get(text(record, "program"))
-        if program is None:
-            return
-        if program.num_ended:
-            self.returning.add(num, hits, min(num, program.num_tokens))
-            self.returning.keep(against_stock(record))
-        program.num_tokens = num  # until its decision says how long the answer was
+        if (program := self._programs.get(text(record, "program"))) is not None:
+            if program.num_ended:
+                _count_tokens(self.returning, record, min(num, program.num_tokens))
+            program.num_tokens = num  # until its decision says how long the answer was
 
     def _preempted(self, _: Record) -> None:
         self.num_preempted += 1
@@ -275,24 +239,13 @@ class Summary:
 def _regret(outcome: Record, stakes: Stakes | None) -> Regret | None:
     """The regret; None if the gap is unknown or says nothing, because turns ran in parallel or
     nobody was there to see the next one."""
-    horizon_s = number(outcome, "horizon_s")
-    if (
-        stakes is None
-        or horizon_s is None
-        or text(outcome, "outcome") in ("superseded", "switched_off")
-    ):
+    horizon_s, what = number(outcome, "horizon_s"), text(outcome, "outcome")
+    if stakes is None or horizon_s is None or what in ("superseded", "switched_off"):
         return None
     if came_true(outcome, horizon_s) is None:
         return None
     # Blocks that the next turn does not continue are of no use to it, whenever it comes.
-    is_reuse = text(outcome, "outcome") != "diverged"
-    return stakes.regret(number(outcome, "gap_s") if is_reuse else None)
-
-
-def policy_of(summary: Summary) -> str:
-    """The policies that decided, in order; "unknown" if the trace does not say."""
-    names = dict.fromkeys(text(start, "policy") or "unknown" for start in summary.starts)
-    return ", ".join(names) or "unknown"
+    return stakes.regret(number(outcome, "gap_s") if what != "diverged" else None)
 
 
 MAX_KEPT = 100_000  # values; up to so many, the percentiles are exact
@@ -306,13 +259,11 @@ class Sample:
         self.num = 0
         self.total = 0.0
         self._kept: list[float] = []
-        self._is_sorted = True
         self._random = random.Random(0)
 
     def add(self, value: float) -> None:
         self.num += 1
         self.total += value
-        self._is_sorted = False
         if len(self._kept) < MAX_KEPT:
             self._kept.append(value)
         elif (place := self._random.randrange(self.num)) < MAX_KEPT:
@@ -326,9 +277,7 @@ class Sample:
         """The value below which a share `q` lies, interpolated linearly; None without values."""
         if not self._kept:
             return None
-        if not self._is_sorted:
-            self._kept.sort()
-            self._is_sorted = True
+        self._kept.sort()  # which takes no time if it is
         place = q * (len(self._kept) - 1)
         low = int(place)
         high = min(low + 1, len(self._kept) - 1)
