@@ -15,9 +15,8 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
 from continuum_connector.tools.checks.ask import KV
-from continuum_connector.tools.cli import kept
+from continuum_connector.tools.cli import size as command
 from continuum_connector.tools.cli.app import app
-from continuum_connector.tools.cli.size import size
 from continuum_connector.tools.sizing import Load, Need, Overflow, Place, mean_gap, need, overflow
 from tests.unit import fake_machine as fake
 
@@ -175,7 +174,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **vllm: Any) -> li
         asked.append(words)
         return machine.ask(about, *words)
 
-    monkeypatch.setattr(kept, "this_machine", lambda _environ: replace(machine, ask=ask))
+    monkeypatch.setattr(command, "this_machine", lambda _environ: replace(machine, ask=ask))
     return asked
 
 
@@ -184,11 +183,11 @@ ONE = ["--programs", "1", "--context", "1024", "--json"]
 
 def test_vllm_says_what_a_context_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = answered(monkeypatch, tmp_path, **fake.VLLM, kv={**fake.KV, "num_ranks": 2})
-    told = json.loads(run(*ONE, "--model", "m", "--gpus", "2", "--kv-cache-dtype", "fp8").stdout)
+    told = json.loads(run(*ONE, "--model", "m", "--gpus", "2").stdout)
     assert told["context_bytes"] == 1024 * 32 * 4096
     assert told["rests_on"] == ("vLLM 0.32.0, its own layers on sm_90: 32 layers of full attention")
     assert told["num_gpus"] == 2
-    words = ["--model", "m", "--kv-cache-dtype", "fp8", "--tensor-parallel-size", "2"]
+    words = ["--model", "m", "--tensor-parallel-size", "2"]
     assert asked == [(KV, *words)]
 
 
@@ -244,7 +243,8 @@ def test_without_vllm_config_json_says_what_it_proves(
     answered(monkeypatch, tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
     for dtype, num_bytes in (("auto", 1024), ("fp8", 512)):
-        told = json.loads(run(*ONE, "--model", str(tmp_path), "--kv-cache-dtype", dtype).stdout)
+        served = ["--", "vllm", "serve", str(tmp_path), "--kv-cache-dtype", dtype]
+        told = json.loads(run(*ONE, *served).stdout)
         assert told["context_bytes"] == 1024 * num_bytes
         assert told["rests_on"] == "config.json alone, without vLLM"
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "falcon_h1"}))
@@ -316,7 +316,7 @@ def test_the_outputs_that_are_shown_are_what_is_printed() -> None:
         assert [line.rstrip() for line in printed.splitlines()] == text.rstrip().splitlines()
 
 
-@pytest.mark.parametrize("line", re.findall(r"continuum size (.*)", size.__doc__ or ""))
+@pytest.mark.parametrize("line", re.findall(r"continuum size (.*)", command.size.__doc__ or ""))
 def test_the_examples_in_its_help_run(
     line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.table import Table
 
 from continuum_connector.sizes import parse_bytes
+from continuum_connector.tools.checks import kv as kvs
+from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import size as text_of
-from continuum_connector.tools.cli.kept import of_server, of_token
+from continuum_connector.tools.checks.machine import see_vllm, this_machine
+from continuum_connector.tools.checks.model_file import NoModelError, read_model_config
+from continuum_connector.tools.checks.plan import Plan, UsageError, as_vllm_reads
+from continuum_connector.tools.checks.shape import ShapeError, read_shape
+from continuum_connector.tools.cli.pasted import looking, planned
 from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import name, terminal
 from continuum_connector.tools.sizing import (
@@ -36,7 +44,6 @@ Model = Annotated[str, typer.Option(help="A folder with config.json, or a downlo
 PerToken = Annotated[
     str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
 ]
-KvDtype = Annotated[str, typer.Option(help="As you serve: auto or fp8.")]
 Context = Annotated[int, typer.Option(min=1, max=10**9, help="Mean tokens of a context.")]
 Programs = Annotated[float, typer.Option(min=0.0, max=1e9, help="Agents alive at once.")]
 Rate = Annotated[float, typer.Option(min=0.0, max=1e6, help="Or: agents that start, per second.")]
@@ -65,7 +72,6 @@ def size(
     command: Command = None,
     model: Model = "",
     bytes_per_token: PerToken = "",
-    kv_cache_dtype: KvDtype = "auto",
     context: Context = 122_000,
     programs: Programs = 0.0,
     rate: Rate = 0.0,
@@ -107,37 +113,46 @@ def size(
         raise CommandError("how many agents? --programs alive at once, or --rate per second")
     mean_s = mean_gap(gap, gap_p90 or gap)
     load = Load(context, new_tokens, mean_s, turn, programs, rate, turns)
-    has = _bytes("--dram", dram) if dram else 0
-    token = _bytes("--bytes-per-token", bytes_per_token) if bytes_per_token else 0
-    kept = of_token(token, gpus, bool(model or command))
-    kept = kept or of_server(command or [], _options(model, kv_cache_dtype, gpus), bool(has))
+    has, token = _bytes("--dram", dram), _bytes("--bytes-per-token", bytes_per_token)
+    if bool(model or command) is bool(token):
+        raise CommandError("give --model, a command or --bytes-per-token, one of them")
+    kept = Kept(token.__mul__, token.__mul__, gpus or 1, "")
+    if not token:
+        options = {"--model": model, "--tensor-parallel-size": str(gpus or "")}
+        kept = of_server(command or [], options, bool(has))
     sizes = kept.context(load.context), kept.new(load.new_tokens)
     place = Place(*sizes, _bytes("--vram", vram), kept.num_gpus, pcie * 1e9)
     found = need(load, place)
     below = overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
-        print(json.dumps(as_object(load, place, found, below) | kept.as_object(), indent=1))
-    elif below is None or not found.dram_bytes:
-        _show([*kept.rows, *rows(load, place, found)], advice(place, found))
-    else:
-        lines = [*kept.rows, *rows(load, place, found), ("", "", "")]
-        _show([*lines, *disk_rows(load, has, below, drive)], disk_advice(has, below, drive))
-
-
-def _options(model: str, kv_cache_dtype: str, gpus: int) -> dict[str, str]:
-    """Our own options as `vllm serve` has them; "" for each that is not given."""
-    dtype = "" if kv_cache_dtype == "auto" else kv_cache_dtype
-    ranks = str(gpus) if gpus else ""
-    return {"--model": model, "--kv-cache-dtype": dtype, "--tensor-parallel-size": ranks}
-
-
-def _show(lines: list[tuple[str, str, str]], said: str) -> None:
+        told = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
+        told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes, **vars(found)}
+        disk = None if below is None else vars(below)
+        kept_as = {"rests_on": kept.rests_on, "num_gpus": kept.num_gpus}
+        print(json.dumps({**told, "disk": disk, **kept_as}, indent=1))
+        return
+    lines, said = rows(load, place, found), advice(place, found)
+    if kept.rests_on:
+        several = "s" if kept.num_gpus > 1 else ""
+        lines.insert(0, ("KV as of", f"{kept.num_gpus} GPU{several}", kept.rests_on))
+    if below is not None and found.dram_bytes:
+        lines += [("", "", ""), *disk_rows(load, has, below, drive)]
+        said = disk_advice(has, below, drive)
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, justify="right", style="bold")
+    table.add_column(overflow="fold", style="dim")
+    for line in lines:
+        table.add_row(*map(name, line))
     console = terminal()
-    console.print(_table(lines))
+    console.print(table)
     console.print(f"\n{name(said)}", soft_wrap=True)
 
 
 def _bytes(option: str, text: str) -> int:
+    """0 if the option is not given."""
+    if not text:
+        return 0
     try:
         found = parse_bytes(text)
     except ValueError as error:
@@ -149,54 +164,106 @@ def _bytes(option: str, text: str) -> int:
     return found
 
 
-def whole_gib(num_bytes: float) -> int:
+class Kept(NamedTuple):
+    """Bytes that so many tokens of a context take, and that so many new ones do, over `num_gpus`.
+    `rests_on`: who says so, "" if the user does."""
+
+    context: Callable[[int], float]
+    new: Callable[[int], float]
+    num_gpus: int
+    rests_on: str
+
+
+def of_server(command: list[str], options: Mapping[str, str], has_disk: bool) -> Kept:
+    """What vLLM says of this server's KV; without a vLLM here, what config.json proves."""
+    given = [word for name, value in options.items() if value for word in (name, value)]
+    try:
+        plan, environ = planned(command, given)
+    except UsageError as error:
+        raise CommandError(str(error)) from None
+    if plan.why_no_server:
+        raise CommandError(f"{plan.why_no_server}; paste all of `vllm serve MODEL ...`")
+    machine = this_machine(environ)
+    with looking():
+        seen = see_vllm(machine, (KV, *plan.words))
+    plan = as_vllm_reads(plan, seen.options, environ)
+    if plan.unknown:
+        shown = ", ".join(plan.unknown)[:200]
+        text = f"not seen: {shown}; a default was taken, or none was given"
+        terminal(stderr=True).print(name(text), soft_wrap=True)
+    if (kv := seen.kv) is not None:
+        if why_not := kv.aside or kv.no_tier:
+            raise CommandError(f"{why_not}; no DRAM would be used")
+        if has_disk and kv.no_disk:
+            raise CommandError(f"{kv.no_disk}; leave --dram out")
+        context, new = (functools.partial(of, kv) for of in (kvs.context_bytes, kvs.new_bytes))
+        says = f"vLLM {seen.version}, its own layers on {kv.device}: {kvs.in_words(kv)}"
+        return Kept(context, new, kv.num_ranks, says)
+    if seen.refused:
+        raise CommandError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
+    if seen.version and seen.not_seen:
+        raise CommandError(
+            f"not seen: vLLM {seen.version} cannot say here what is kept ({seen.not_seen[:300]}); "
+            "give --bytes-per-token instead"
+        )
+    return _of_file(plan, environ, seen.trouble)
+
+
+def _of_file(plan: Plan, environ: Mapping[str, str], trouble: str) -> Kept:
+    """What config.json alone proves."""
+    try:
+        config = read_model_config(plan.model, environ)
+        shape = read_shape(config, kv_cache_dtype=plan.kv_cache_dtype)
+    except (NoModelError, ShapeError) as why:
+        raise CommandError(f"{why}; give --bytes-per-token instead") from None
+    ranks = plan.tensor_parallel
+    context = functools.partial(shape.context_bytes, num_ranks=ranks)
+    why_not = f" ({trouble[:80]})" if trouble else ""
+    says = f"config.json alone, without vLLM{why_not}"
+    return Kept(context, context, ranks * plan.pipeline_parallel, says)
+
+
+Rows = list[tuple[str, str, str]]  # what, how much, and how it was computed
+
+
+def _gib(num_bytes: float) -> str:
     """Rounded up to whole GiB, as one would write it in a config."""
-    return math.ceil(num_bytes / GIB)
+    return f"{math.ceil(num_bytes / GIB)} GiB"
 
 
-def rows(load: Load, place: Place, found: Need) -> list[tuple[str, str, str]]:
-    """The rows of the table: what, how much, and how it was computed."""
+def rows(load: Load, place: Place, found: Need) -> Rows:
     mean = f"mean gap {load.gap_s:.1f} s + turn {load.turn_s:g} s"
-    lives = (
-        "as given" if load.programs else f"{load.arrivals:g}/s x {load.turns:g} turns x ({mean})"
-    )
+    lives = f"{load.arrivals:g}/s x {load.turns:g} turns x ({mean})"
     gpus = f" / {place.num_gpus} GPUs" if place.num_gpus > 1 else ""
-    token = place.context_bytes / load.context
+    token = text_of(place.context_bytes / load.context)
+    why_none = f"{FILL:.0%} of VRAM's KV space holds all"
+    why = f"live KV / {FILL:g}, rounded up" if found.dram_bytes else why_none
     lines = [
-        ("KV of a context", text_of(place.context_bytes), f"{load.context:,} x {text_of(token)}"),
-        ("live programs", f"{load.live:.0f}", lives),
+        ("KV of a context", text_of(place.context_bytes), f"{load.context:,} x {token}"),
+        ("live programs", f"{load.live:.0f}", "as given" if load.programs else lives),
         ("live KV", text_of(found.live_bytes), "programs x KV of a context"),
         ("of it in VRAM", f"{found.share_vram:.0%}", f"{found.num_in_vram} programs"),
-        ("dram_bytes", f"{whole_gib(found.dram_bytes)} GiB", _why_dram(found)),
+        ("dram_bytes", _gib(found.dram_bytes), why),
     ]
     if not found.dram_bytes:
         return lines
-    per_gpu = f"{whole_gib(found.dram_bytes / place.num_gpus)} GiB"
-    lines += [("per GPU", per_gpu, f"dram_bytes{gpus}")] if gpus else []
+    if gpus:
+        lines.append(("per GPU", _gib(found.dram_bytes / place.num_gpus), f"dram_bytes{gpus}"))
+    loads, stores = (f"{rate / 1e9:.2f} GB/s" for rate in (found.loads, found.stores))
     return [
         *lines,
         ("turns", f"{load.turns_per_s:.2f}/s", f"programs / ({mean})"),
-        ("loads per GPU", f"{found.loads / 1e9:.2f} GB/s", f"turns not in VRAM x context{gpus}"),
-        (
-            "stores per GPU",
-            f"{found.stores / 1e9:.2f} GB/s",
-            f"turns x {load.new_tokens:,} new{gpus}",
-        ),
+        ("loads per GPU", loads, f"turns not in VRAM x context{gpus}"),
+        ("stores per GPU", stores, f"turns x {load.new_tokens:,} new{gpus}"),
         ("one load", f"{found.load_s:.2f} s", f"a context{gpus} at {place.pcie / 1e9:g} GB/s"),
     ]
-
-
-def _why_dram(found: Need) -> str:
-    if found.dram_bytes:
-        return f"live KV / {FILL:g}, rounded up"
-    return f"{FILL:.0%} of VRAM's KV space holds all"
 
 
 def advice(place: Place, found: Need) -> str:
     """The last line: what to set, or what stands in the way."""
     if not found.dram_bytes:
         return "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
-    setting = f"CONTINUUM_DRAM_BYTES={whole_gib(found.dram_bytes)}GiB"
+    setting = _setting("DRAM", found.dram_bytes)
     if found.is_too_fast:
         return (
             f"{setting} would hold it, but its loads take more than {FILL:.0%} of a link of "
@@ -205,40 +272,34 @@ def advice(place: Place, found: Need) -> str:
     return f"Serve with {setting} (per node: once for all its GPUs)."
 
 
-def disk_rows(
-    load: Load, dram_bytes: int, below: Overflow, drive: float
-) -> list[tuple[str, str, str]]:
+def _setting(tier: str, num_bytes: float) -> str:
+    return f"CONTINUUM_{tier}_BYTES={_gib(num_bytes).replace(' ', '')}"
+
+
+def disk_rows(load: Load, dram_bytes: int, below: Overflow, drive: float) -> Rows:
     """The rows on the disk below `dram_bytes`, whose drive reads `drive` GB/s."""
     share = ("of it not in DRAM", f"{below.share:.0%}", f"beyond {FILL:g} x {text_of(dram_bytes)}")
     if not below.disk_bytes:
         return [share, ("disk_bytes", "0 GiB", f"{FILL:.0%} of the DRAM there is holds all")]
+    written = f"{below.written / 1e12:.2f} TB/day"
     return [
         share,
-        ("disk_bytes", f"{whole_gib(below.disk_bytes)} GiB", f"live KV / {FILL:g}, rounded up"),
+        ("disk_bytes", _gib(below.disk_bytes), f"live KV / {FILL:g}, rounded up"),
         ("disk reads", f"{below.reads / 1e9:.2f} GB/s", "turns not in DRAM x context"),
         ("one read", f"{below.read_s:.2f} s", f"a context at {drive:g} GB/s"),
-        (
-            "not computed",
-            f"{below.tokens:,.0f}/s",
-            "prompt tokens, if all is written",
-        ),
-        (
-            "disk writes",
-            f"{below.written / 1e12:.2f} TB/day",
-            f"all of it: turns x {load.new_tokens:,} new",
-        ),
+        ("not computed", f"{below.tokens:,.0f}/s", "prompt tokens, if all is written"),
+        ("disk writes", written, f"all of it: turns x {load.new_tokens:,} new"),
     ]
 
 
 def disk_advice(dram_bytes: int, below: Overflow, drive: float) -> str:
     """The last line, if there is to be a disk."""
-    setting = f"CONTINUUM_DRAM_BYTES={whole_gib(dram_bytes)}GiB"
+    setting = _setting("DRAM", dram_bytes)
     if not below.disk_bytes:
         return f"Serve with {setting}: no disk is needed."
-    setting += f" CONTINUUM_DISK_PATH=FOLDER CONTINUUM_DISK_BYTES={whole_gib(below.disk_bytes)}GiB"
-    written = min(1.0, below.disk_bytes / below.written)
+    setting += f" CONTINUUM_DISK_PATH=FOLDER {_setting('DISK', below.disk_bytes)}"
     budget = "the default disk_write_budget, disk_bytes a day, covers all new KV"
-    if written < 1.0:
+    if (written := below.disk_bytes / below.written) < 1.0:
         budget = (
             f"the default disk_write_budget, disk_bytes a day, covers {written:.0%} of all new KV: "
             "that of programs that came back most"
@@ -249,23 +310,3 @@ def disk_advice(dram_bytes: int, below: Overflow, drive: float) -> str:
             f"{drive:g} GB/s: turns that find it busy compute instead; {budget}."
         )
     return f"Serve with {setting}; {budget}."
-
-
-def as_object(load: Load, place: Place, found: Need, below: Overflow | None) -> dict[str, Any]:
-    """What --json prints: bytes, seconds, bytes per second."""
-    names = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
-    return (
-        {**names, "mean_gap_s": load.gap_s, "context_bytes": place.context_bytes}
-        | vars(found)
-        | {"disk": None if below is None else vars(below)}
-    )
-
-
-def _table(lines: list[tuple[str, str, str]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, justify="right", style="bold")
-    table.add_column(overflow="fold", style="dim")
-    for line in lines:
-        table.add_row(*map(name, line))
-    return table
