@@ -225,13 +225,10 @@ _KEYS = {event: key for key, events in RECORDER_KEYS.items() for event in events
 _KEYS["decision"] = _DEPARTURE  # `pinned_time` is a second entry
 
 
-def read_original(jobs: Mapping[str, Any]) -> Iterator[dict[str, Any] | None]:
+def read_original(jobs: Mapping[str, Any]) -> Iterator[Record | None]:
     """The records that our trace would have, job after job; None for each entry that is invalid."""
     for job, entries in jobs.items():
-        if not isinstance(entries, list):
-            yield None
-            continue
-        yield from _Job(job).records(entries)
+        yield from _of_job(job, entries) if isinstance(entries, list) else [None]
 
 
 def is_original(jobs: Any) -> bool:
@@ -242,43 +239,33 @@ def is_original(jobs: Any) -> bool:
     return any(record is not None for record in read_original(lists))
 
 
-class _Job:
+def _of_job(job: str, entries: list[Any]) -> Iterator[Record | None]:
     """One job's entries as records. A departure followed by a pin was the decision to pin."""
-
-    def __init__(self, job: str) -> None:
-        self._job = job
-        self._turn = 0
-        self._arrived = self._pinned = 0.0
-
-    def records(self, entries: list[Any]) -> Iterator[dict[str, Any] | None]:
-        for entry, after in zip(entries, [*entries[1:], None], strict=False):
-            key = next((key for key in RECORDER_KEYS if _time(entry, key) is not None), None)
-            if key is None:
-                yield None
-            elif key == _PINNED:
-                self._pinned = entry[key]
-            else:
-                yield self._record_of(key, entry[key], entry, _time(after, _PINNED) is not None)
-
-    def _record_of(self, key: str, now: float, entry: Entry, is_pinned: bool) -> dict[str, Any]:
-        event = RECORDER_KEYS[key][0]
-        more: dict[str, Any] = {}
+    turn, arrived, pinned = 0, 0.0, 0.0
+    for entry, after in zip(entries, [*entries[1:], None], strict=False):
+        key = next((key for key in RECORDER_KEYS if _time(entry, key) is not None), None)
+        if key is None:
+            yield None
+            continue
+        now, more = entry[key], {}
+        if key == _PINNED:
+            pinned = now
+            continue
         if key == _ARRIVAL:
-            self._turn += 1
-            self._arrived = now
+            turn, arrived = turn + 1, now
         elif key in (_ADMIT, _READMIT):
             hits = {"vram": entry.get("hit_length", 0), "dram": 0}
             more = {"tokens": entry.get("prompt_length"), "hit_tokens": hits}
-            more["waited_s"] = now - self._arrived
+            more["waited_s"] = now - arrived
         elif key == _DEPARTURE:
-            more = {"decision": "pin" if is_pinned else "free"}
+            more = {"decision": "free" if _time(after, _PINNED) is None else "pin"}
         elif key == _UNPINNED:
-            more = {"held_s": now - self._pinned}
-        record = {"t": now, "now": now, "event": event, "program": self._job, "turn": self._turn}
-        return {**record, **more}
+            more = {"held_s": now - pinned}
+        event = RECORDER_KEYS[key][0]
+        yield {"t": now, "now": now, "event": event, "program": job, "turn": turn, **more}
 
 
-def write_original(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Entry]]:
+def write_original(records: Iterable[Record]) -> dict[str, list[Entry]]:
     """Every job's entries. What the original does not know, such as loads, is left out."""
     jobs: dict[str, list[Entry]] = {}
     for record in records:
@@ -290,18 +277,14 @@ def write_original(records: Iterable[Mapping[str, Any]]) -> dict[str, list[Entry
         if key in (_ADMIT, _READMIT) and tokens is not None and isinstance(hits, Mapping):
             entry |= {"prompt_length": tokens, "hit_length": sum(filter(is_number, hits.values()))}
         entries = jobs.setdefault(program, [])
-        if key == _UNPINNED and record.get("cause") == "superseded":
-            # The pin was handled before its successor's departure and pin: keep pairs together.
-            entries.insert(_before_last_pin(entries), entry)
-            continue
-        entries.append(entry)
+        place = len(entries)
+        is_late = key == _UNPINNED and record.get("cause") == "superseded"
+        if is_late and entries and _PINNED in entries[-1]:
+            place -= 2  # the pin was handled before its successor's departure and pin
+        entries.insert(place, entry)
         if record.get("decision") == "pin":
             entries.append({_PINNED: t})
     return jobs
-
-
-def _before_last_pin(entries: list[Entry]) -> int:
-    return len(entries) - 2 if entries and _PINNED in entries[-1] else len(entries)
 
 
 def _time(entry: Any, key: str) -> float | None:

@@ -12,13 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from continuum_connector import files
 from continuum_connector.tools.analysis.hindsight import NUM_BINS, Calibration
 from continuum_connector.tools.analysis.report import DECISIONS, Row, as_dict, rows, seconds
 from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.analysis.summary import Summary
-from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import Force, may_write, records, terminal
+from continuum_connector.tools.cli.terminal import Force, may_write, put, records, terminal
 from continuum_connector.tools.cli.terminal import name as shown
 
 REPORT_WIDTH = 80  # characters, and 20 for each trace
@@ -61,10 +59,7 @@ def analyze(
         width = REPORT_WIDTH + 20 * len(found)
         console = terminal(record=True, file=io.StringIO(), width=width)
         show(console, found)
-        try:
-            files.put(report, console.export_html().encode())
-        except OSError as error:
-            raise CommandError(f"{report} cannot be written ({error.strerror})") from None
+        put(report, console.export_html().encode())
 
 
 def summarize(source: Source) -> Summary:

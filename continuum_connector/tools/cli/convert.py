@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from continuum_connector import files
 from continuum_connector.tools.analysis import foreign
-from continuum_connector.tools.analysis.recorded import Request, of_records
+from continuum_connector.tools.analysis.recorded import of_records
 from continuum_connector.tools.analysis.source import Source, write_original
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import Force, may_write, records
+from continuum_connector.tools.cli.terminal import Force, may_write, put, records
 
 
 class Format(str, enum.Enum):
@@ -54,40 +52,32 @@ def convert(
       continuum simulate --workload TRACE
     """
     source = None if trace.is_dir() else Source(trace)
-    is_ours = source is not None and source.is_known
-    if to is None:
-        to = Format.SCHEDULER_TIMESTAMPS if is_ours else Format.REQUESTS
+    ours = source if source is not None and source.is_known else None
+    to = to or (Format.SCHEDULER_TIMESTAMPS if ours else Format.REQUESTS)
     path = out or Path(to.value)
     if not path.name:
         raise CommandError(f"--out {path} names no file; give one")
     may_write(path, force, [source] if source else [])
     if to is Format.REQUESTS:
-        text, said = _requests(trace, source if is_ours else None)
-    elif source is not None and is_ours:
-        jobs = write_original(records(source))
-        text = json.dumps(jobs, indent=2)
-        said = f"{len(jobs):,} programs written to {path}; {source.num_bad:,} lines skipped"
+        data, said = _requests(trace, ours)
+        skipped = ""
+    elif ours is not None:
+        jobs = write_original(records(ours))
+        data, said = json.dumps(jobs, indent=2).encode(), f"{len(jobs):,} programs"
+        skipped = f"; {ours.num_bad:,} lines skipped"
     else:
         raise CommandError(f"{trace} has no decisions to be told as {to.value}; leave --to out")
-    try:
-        files.put(path, text.encode())
-    except OSError as error:
-        raise CommandError(f"{path} cannot be written ({error.strerror})") from None
-    print(said if to is not Format.REQUESTS else f"{said} written to {path}")
+    put(path, data)
+    print(f"{said} written to {path}{skipped}")
 
 
-def _requests(trace: Path, source: Source | None) -> tuple[str, str]:
-    """The lines, and how many there are of what."""
-    if source is not None:
-        found = list(of_records(records(source)))
-        name, note = "ContinuumConnector", "answers of 1 token"
+def _requests(trace: Path, ours: Source | None) -> tuple[bytes, str]:
+    """A JSON line for each, and how many there are of what."""
+    if ours is None:
+        name, found, note = foreign.read(trace)
+    else:
+        name, found, note = "ContinuumConnector", [*of_records(records(ours))], "answers of 1 token"
         if not found:
             raise CommandError(f"{trace} has no turn that was admitted, so there is none to play")
-    else:
-        name, found, note = foreign.read(trace)
-    told = f" (made up: {note})" if note else ""
-    return _lines(found), f"{len(found):,} requests of {name}{told}"
-
-
-def _lines(requests: Sequence[Request]) -> str:
-    return "".join(f"{msgspec.json.encode(each).decode()}\n" for each in requests)
+    made_up = f" (made up: {note})" if note else ""
+    return msgspec.json.Encoder().encode_lines(found), f"{len(found):,} requests of {name}{made_up}"

@@ -119,3 +119,11 @@ def may_write(path: Path | None, forced: bool, sources: Iterable[Source]) -> Non
         raise CommandError(f"{path} is the trace itself, which would be lost; name another file")
     if not forced:
         raise CommandError(f"{path} exists and would be lost; name another file, or add --force")
+
+
+def put(path: Path, data: bytes) -> None:
+    """Replace the file as a whole; CommandError if that cannot be done."""
+    try:
+        files.put(path, data)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written ({error.strerror})") from None
