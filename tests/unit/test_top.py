@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 
 pytest.importorskip("typer")
-pytest.importorskip("prometheus_client")
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -305,10 +304,15 @@ def test_what_is_no_exposition_is_refused() -> None:
         Scrape.parse("<html>a page</html>", 0.0)
 
 
-def test_a_line_that_would_take_its_parser_minutes_is_refused() -> None:
+def test_what_is_no_sample_is_left_out_however_long_its_line() -> None:
     labels = ",".join(f'a{index}="b"' for index in range(200_000))
-    with pytest.raises(CommandError, match="a line is longer than 16,384 characters"):
-        Scrape.parse(f"continuum:programs{{{labels}}} 1\n", 0.0)
+    odd = [f"continuum:programs{{{labels}}} 1", "continuum:programs NaN", "vllm:x 1e300", "oops"]
+    odd += ["# HELP continuum:programs x", '{"error": 1}', 'continuum:pins_live{engine="0" 7']
+    text = "\n".join([*odd, 'continuum:pins_live{engine="0",model_name="a\\"}, b"} 3 1700000000'])
+    found = Scrape.parse(text, 0.0)
+    assert found.total("continuum:pins_live", engine="0") == 3.0
+    assert found.total("continuum:programs") == 1.0
+    assert {*found.samples} == {"continuum:programs", "continuum:pins_live"}
 
 
 # --- the screen -------------------------------------------------------------------------

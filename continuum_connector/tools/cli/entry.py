@@ -20,7 +20,6 @@ def _main() -> None:
 
     ending.prepare()  # rich and typer read the terminal's size when they are imported
     try:
-        import prometheus_client  # noqa: F401
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:

