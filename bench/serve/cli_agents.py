@@ -93,11 +93,12 @@ def ids_of(vocab_size: int) -> str:
 def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
     """Token ids that the served model knows: the server is asked with prompts of one token, because
     it does not say how many there are."""
+    one = {"model": model, "max_tokens": 1, "temperature": 0}
     with contextlib.closing(Server(url, api_key)) as server:
 
         def knows(token: int) -> bool:
             try:
-                server.complete(model, [token])
+                server.ask("POST", "/v1/completions", json.dumps(one | {"prompt": [token]}))
             except CommandError as error:
                 if token and "out of vocabulary" in str(error):
                     return False
@@ -126,7 +127,11 @@ def read_object(text: str) -> dict[str, Any]:
 def find_model(url: str, api_key: str, wanted: str) -> str:
     """The name of the model that was asked for, or of the only one that is served."""
     with contextlib.closing(Server(url, api_key)) as server:
-        served = server.models()
+        answer = server.ask("GET", "/v1/models")
+    try:
+        served = [str(each["id"]) for each in answer["data"]]
+    except (KeyError, TypeError):
+        raise CommandError(f"{url}/v1/models is no list of models; check the address") from None
     if wanted and wanted not in served:
         raise CommandError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
     if not wanted and len(served) != 1:

@@ -8,7 +8,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -55,22 +55,6 @@ class Server:
         """Close the connection."""
         self._connection.close()
 
-    def models(self) -> list[str]:
-        """The names of the served models, including adapters."""
-        answer = self._json("GET", "/v1/models")
-        try:
-            names = [each["id"] for each in answer["data"]]
-        except (KeyError, TypeError):
-            names = [None]
-        if not all(isinstance(name, str) for name in names):
-            raise self._no_api("its list of models is none")
-        return [*map(str, names)]
-
-    def complete(self, model: str, tokens: Sequence[int]) -> None:
-        """Have one token generated after a prompt of token ids."""
-        body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 0}
-        self._json("POST", "/v1/completions", json.dumps(body))
-
     def exposition(self) -> str:
         """The answer of /metrics, unparsed."""
         status, body = self._request("GET", "/metrics")
@@ -78,7 +62,8 @@ class Server:
             raise CommandError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
         return body.decode("utf-8", "replace")
 
-    def _json(self, method: str, path: str, body: str | None = None) -> Any:
+    def ask(self, method: str, path: str, body: str | None = None) -> Any:
+        """The JSON that it answers with."""
         status, content = self._request(method, path, body)
         try:
             answer = json.loads(content)
