@@ -88,6 +88,7 @@ SEAMS = {
     "tool_formats": "its tool parsers, of which each release has more",
     "touched": "every name of it that we touch",
     "unattached": "a scheduler that is not ours",
+    "upstream": "the faults of its own that docs/upstream.md shows",
     "victims": "preemption while steps are in flight",
     "windows": "groups with sliding windows",
     "worker_calls": "what its worker is asked by name",
