@@ -88,8 +88,8 @@ def _check_named(engine_args: Any) -> None:
 
 def prepare(vllm_config: Any) -> None:
     """Make a config that names our connector carry how many ranks share a node and what it can
-    spare, and choose our scheduler unless the user named one or set `scheduler` to 0. Other configs
-    stay as they are."""
+    spare, ask for failed loads to be misses (law 4), and choose our scheduler unless the user named
+    one or set `scheduler` to 0. Other configs stay as they are."""
     ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
     if ours is None:
         return
@@ -100,6 +100,9 @@ def prepare(vllm_config: Any) -> None:
     if probe.why_aside(has_priorities=False, is_hybrid=False):
         return  # the connector says so
     node.keep_count(vllm_config)
+    # By default a failed load answers HTTP 500. The scheduler asks the engine's config, not the one
+    # that a MultiConnector's child gets.
+    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
     if ours.dram_bytes is None:
         if ours.disk_path and vllm_config.parallel_config.nnodes > 1:
             raise ConfigError(

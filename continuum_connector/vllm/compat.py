@@ -285,12 +285,6 @@ def wait_without_kv(scheduler: Any, request: Any) -> None:
             scheduler.waiting.prepend_request(request)
 
 
-def ask_to_recompute(vllm_config: Any) -> None:
-    """Make a failed load a miss (law 4) for a scheduler that is not ours, too: it reads the config
-    after it has created the connector (v1/core/sched/scheduler.py, __init__)."""
-    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
-
-
 def free_blocks_at_once(scheduler: Any) -> None:
     """Undo `defer_block_free`: blocks that a victim frees return a step late, so up to vLLM 0.31
     one failed allocation preempts everybody, and since then the rest of the batch sits a step out.
@@ -312,11 +306,6 @@ def look_up_as_without_connector(scheduler: Any) -> None:
     it is built, only that lookup asks for this attribute."""
     if takes_longest_hit():
         scheduler.has_mamba_layers = False
-
-
-def recompute_failed_loads(scheduler: Any) -> None:
-    """A failed load is a miss (law 4); by default kv_load_failure_policy answers HTTP 500."""
-    scheduler.recompute_kv_load_failures = True
 
 
 def find_wake() -> Callable[[], None] | None:

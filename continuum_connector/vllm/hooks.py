@@ -20,7 +20,6 @@ class Hooks:
 
     def __init__(self, scheduler: Any, ours: Any) -> None:
         """Put our parts into a scheduler that has just been built; `ours`: our connector in it."""
-        compat.recompute_failed_loads(scheduler)
         compat.look_up_as_without_connector(scheduler)
         if scheduler.connector is ours:  # loads of another connector may need what this would undo
             compat.free_blocks_at_once(scheduler)

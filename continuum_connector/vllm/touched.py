@@ -134,8 +134,6 @@ v1.core.sched.scheduler:Scheduler | nothing | vllm/compat.py | none yet: "no bac
 v1.core.sched.scheduler:Scheduler | tier | vllm/compat.py, vllm/resets.py | none yet
   failed_recving_kv_req_ids finished_recving_kv_req_ids _inflight_prefills
   _update_waiting_for_remote_kv(request)
-v1.core.sched.scheduler:Scheduler | tier | vllm/compat.py | kv_load_failure_policy, set by us
-  recompute_kv_load_failures
 v1.core.sched.scheduler:Scheduler | nothing | vllm/compat.py | none yet: "my loads are ordered"
   defer_block_free has_mamba_layers
 v1.core.sched.scheduler | all | vllm/compat.py | -

@@ -66,6 +66,7 @@ def transfer(extra: Any, connector: str = "ContinuumConnector", **more: Any) -> 
 def in_multi(extra: Any) -> KVTransferConfig:
     """Ours as a child of vLLM's MultiConnector, behind another."""
     toy = {"kv_connector": "ToyConnector", "kv_role": "kv_both"}
+    toy["kv_connector_module_path"] = "tests.vllm.toy_connector"
     ours = {"kv_connector": "ContinuumConnector", "kv_role": "kv_both"}
     children = [toy, ours | {"kv_connector_extra_config": extra}]
     return transfer({"connectors": children}, "MultiConnector")
@@ -142,6 +143,14 @@ def test_vllm_copies_our_config_for_a_draft_model_as_it_does_any_other() -> None
             continue
         replace(getattr(ours, field.name))
     assert replace(ours.parallel_config, rank=3).rank == 3
+
+
+@pytest.mark.parametrize("named", [transfer({}), transfer({"scheduler": False}), in_multi({})])
+def test_a_failed_load_is_a_miss_for_whichever_scheduler_reads_the_config(named: Any) -> None:
+    named.kv_load_failure_policy = "fail"
+    assert made(named).kv_transfer_config.kv_load_failure_policy == "recompute"
+    theirs = transfer({}, "ExampleConnector", kv_load_failure_policy="fail")
+    assert made(theirs).kv_transfer_config.kv_load_failure_policy == "fail"
 
 
 @pytest.mark.parametrize("how", ["alone", "in a MultiConnector", "in the environment"])
