@@ -81,6 +81,7 @@ class Order:
         running[:] = [each for each in running if each.request_id not in gone] + victims[::-1]
 
     def _take_over(self) -> None:
+        """Put queues of ours in the place of vLLM's, whose order is nobody's to choose."""
         ours = self._ours
         rank = functools.partial(ours.rank, by_priority=self._has_priorities)
         queues: list[ProgramQueue] = []
@@ -102,6 +103,7 @@ class Order:
         self.queues[:] = queues
 
     def _give_back(self) -> None:
+        """Put vLLM's own queues back, with those that wait."""
         self._release(self._ours.let_in(everybody=True))
         self.queues.clear()
         for name, stock in self._stock.items():

@@ -53,6 +53,7 @@ def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[
 
 
 def _take_kv(scheduler: Any, request: Any) -> None:
+    """As a preemption does, without one: vLLM preempts running turns only."""
     scheduler.kv_cache_manager.free(request)
     request.num_computed_tokens = 0
 

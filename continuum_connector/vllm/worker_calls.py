@@ -124,6 +124,7 @@ class WorkerCalls:
         self._wraps.clear()
 
     def _wrap(self, holder: Any, name: str, around: Callable[..., Any]) -> None:
+        """On the object, not its class: other workers of this process keep vLLM's own."""
         inner = getattr(holder, name, None)
         if not callable(inner):
             return
