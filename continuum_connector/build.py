@@ -31,8 +31,7 @@ from continuum_connector.scheduler.tiers.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.scheduler.waker import NoWaker, Waker
-from continuum_connector.toolcalls.reader import ToolReader
-from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+from continuum_connector.toolcalls.reader import BackgroundTokenizer, ToolReader
 from continuum_connector.vllm import (
     compat,
     coordinator,

@@ -21,10 +21,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from bench.cli import positive, start, teaching_parser
-from continuum_connector.toolcalls import tokenizer as markers
-from continuum_connector.toolcalls.parse import CLOSERS, OPENERS, parse
-from continuum_connector.toolcalls.reader import TAIL_TOKENS, ToolReader
-from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+from continuum_connector.toolcalls.formats import BEGINNINGS, ENDS, THINKING, parse
+from continuum_connector.toolcalls.reader import TAIL_TOKENS, BackgroundTokenizer, ToolReader
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "unit" / "tool_outputs"
@@ -50,7 +48,8 @@ def train() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train([str(path) for path in files], trainer)
-    known = [*markers.CALLS, *markers.ENDS, *OPENERS, *CLOSERS]
+    markers = (*BEGINNINGS, *ENDS, *THINKING, *THINKING.values())
+    known = [marker for marker in markers if marker[0] in "<[" and marker.count("<") <= 1]
     known += ["<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>"]
     tokenizer.add_tokens([AddedToken(marker, normalized=False) for marker in known])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
@@ -95,7 +94,7 @@ def main() -> None:
     tokenizer = train()
     background = BackgroundTokenizer(lambda: tokenizer)
     not_read: list[str] = []
-    reader = ToolReader(background, time.perf_counter, not_read.append, budget_s=1.0)
+    reader = ToolReader(background, time.perf_counter, not_read.append)
     reader.start()
     background.join()
     print("| tail of 512 tokens | characters | decode us | parse us | read us (p99) |")

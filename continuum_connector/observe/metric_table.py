@@ -76,7 +76,7 @@ METRICS: tuple[Metric, ...] = (
         "unread_turns",
         _C,
         "Turns whose tool calls were not read, by reason; `no_tokenizer` after the first minute: "
-        "see the log; `no_time`: more turns end at once than one step can read in 1 ms",
+        "see the log; `no_time`: more turns end at once than one step has time to read",
         "reason",
         WHY_UNREAD,
     ),

@@ -17,7 +17,7 @@ from typing import Any
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.scheduler.against_stock import AgainstStock
 from continuum_connector.scheduler.tiers.base import OnDisk
-from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+from continuum_connector.toolcalls.reader import BackgroundTokenizer
 
 
 class TurnEnd(enum.Enum):

@@ -1,14 +1,11 @@
-"""Asked: what a finished turn asks for, in the words that the rest of the package uses.
-
-RawCall: one call as the model wrote it.
-"""
+"""Asked: what a finished turn asks for, in the words that the rest of the package uses."""
 
 from __future__ import annotations
 
 import enum
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MAX_CALLS = 8  # per turn; the longest call counts, and it is hardly ever the ninth
 MAX_NAME = 64  # characters
@@ -29,29 +26,25 @@ class Asked:
     """What a turn asks for: the names of the tools that it calls, without their arguments.
 
     A name is that of a tool ("get_weather") or, in a shell, of a command ("pytest"). There are none
-    unless `ending` is CALLS. The program returns when the longest call is done, whether the calls
-    run in parallel or, as in `a && b`, one after another: gaps are heavy-tailed, so one call
-    dominates.
+    unless `ending` is CALLS. Gaps are heavy-tailed, so the longest call dominates, whether the
+    calls run in parallel or, as in `a && b`, one after another. `in_blocks`: the calls are shell
+    blocks, which somebody runs only if the prompt asked for such blocks.
     """
 
     ending: Ending
     tools: tuple[str, ...] = ()
+    in_blocks: bool = field(default=False, compare=False)
 
 
-UNREAD = Asked(Ending.UNREAD)
+UNREAD, CUT, ANSWER = Asked(Ending.UNREAD), Asked(Ending.CUT), Asked(Ending.ANSWER)
 WHY_UNREAD = ("no_tokenizer", "no_time", "error")  # the tokenizer raised
 
 
 def asked_of(declared: tuple[str, ...], read: Callable[[], Asked]) -> Asked:
-    """What the client says it will run (`hints.tools`), else what `read` finds.
-
-    A client knows better than we can read from its text. If it says so, `read` is not called, which
-    saves its time.
-    """
-    names = [name for tool in declared if (name := clean_name(tool))]
-    if not names:
-        return read()
-    return Asked(Ending.CALLS, tuple(dict.fromkeys(names))[:MAX_CALLS])
+    """What the client says it will run (`hints.tools`), else what `read` finds: a client knows
+    better than we can read from its text."""
+    names = dict.fromkeys(name for tool in declared if (name := clean_name(tool)))
+    return Asked(Ending.CALLS, tuple(names)[:MAX_CALLS]) if names else read()
 
 
 def clean_name(name: object) -> str:
@@ -60,28 +53,3 @@ def clean_name(name: object) -> str:
         return ""
     match = _NAME.fullmatch(name[: 2 * MAX_NAME].strip().strip("\"'`"))
     return match[1][:MAX_NAME] if match else ""
-
-
-ReadOne = Callable[[str, "re.Match[str]"], "tuple[RawCall, int]"]  # the call, and where it ends
-
-
-@dataclass(frozen=True)
-class RawCall:
-    """A call in the text. `arguments`: a dict if the format has keys, else text or None.
-
-    `name` is "" if the text ends before it, or if the format's only tool is a shell. `finished` is
-    False if the text ends inside the call.
-    """
-
-    name: str
-    arguments: object = None
-    finished: bool = True
-
-
-def read_each(text: str, start: int, opener: re.Pattern[str], read_one: ReadOne) -> list[RawCall]:
-    """Read a call at each opener from `start` on, each after the end of the one before."""
-    calls: list[RawCall] = []
-    while len(calls) < MAX_CALLS and (opened := opener.search(text, start)):
-        call, start = read_one(text, opened)
-        calls.append(call)
-    return calls

@@ -1,24 +1,78 @@
-"""ToolReader: what a finished turn asks for, from its last output tokens, within a budget.
+"""ToolReader: what a finished turn asks for, from its last output tokens.
 
-Decoding and parsing happen in the scheduler's step, so each step has BUDGET_S for them. Beyond the
-budget it reads fewer tokens, or answers Asked UNREAD with the reason.
+Decoding and parsing happen in the scheduler's step: no reading begins there once they have taken
+BUDGET_S, and on a machine where one would take longer, fewer tokens are read.
+
+BackgroundTokenizer: the server's tokenizer, loaded by a thread when somebody needs it. That takes
+seconds and hundreds of MB, so it happens once and nobody waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
-from continuum_connector.toolcalls.parse import parse
-from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer, Markers, Span, markers_of
+from continuum_connector.toolcalls.asked import CUT, UNREAD, Asked
+from continuum_connector.toolcalls.formats import BEGINNINGS, BLOCK, ENDS, THINKING, parse
+
+logger = logging.getLogger(f"vllm.{__name__}")
 
 TAIL_TOKENS = 512  # calls are short
 HEAD_TOKENS = 128  # read of a call that began before the tail: its name, and most of its keys
 LOOK_BACK_TOKENS = 4096  # how far back we search for its beginning, by token id
-BUDGET_S = 1e-3  # per step
-FIRST_SECONDS_PER_TOKEN = 2e-6  # until the warm-up has measured it
-CUT = Asked(Ending.CUT)
+PROMPT_TOKENS = 1024  # of a prompt's beginning, where agents say what they want
+BUDGET_S = 0.75e-3  # per step
+
+
+class BackgroundTokenizer:
+    """Owns the tokenizer and the thread that loads it."""
+
+    def __init__(self, load: Callable[[], Any]) -> None:
+        """`load` returns the tokenizer, or None if the server runs without one."""
+        self._load = load
+        self._prepare: list[Callable[[Any], None]] = []
+        self._tokenizer: Any = None
+        self._thread: threading.Thread | None = None
+
+    def when_loaded(self, prepare: Callable[[Any], None]) -> None:
+        """Let `prepare(tokenizer)` run in the background before `get` hands it out. Call it before
+        `start`."""
+        self._prepare.append(prepare)
+
+    def start(self) -> None:
+        """Begin to load it, once."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="continuum-tokenizer", daemon=True
+            )
+            self._thread.start()
+
+    def get(self) -> Any:
+        """The tokenizer; None if nobody asked for it, or it is not loaded yet, or cannot be."""
+        return self._tokenizer
+
+    def join(self) -> None:
+        """Wait for the thread; for callers that have the time."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            tokenizer = self._load()
+            for prepare in self._prepare if tokenizer is not None else ():
+                prepare(tokenizer)
+            self._tokenizer = tokenizer
+        except Exception as error:
+            logger.warning(
+                "ContinuumConnector cannot load the tokenizer (%s), so tool calls stay unread "
+                "and a client that disconnects looks like a stop string: such turns are kept "
+                "until their TTL; let --tokenizer name one that this process can read, or "
+                "declare `tools` in each request",
+                error,
+            )
 
 
 class ToolReader:
@@ -29,20 +83,15 @@ class ToolReader:
         tokenizer: BackgroundTokenizer,
         timer: Callable[[], float],
         not_read: Callable[[str], None],
-        budget_s: float = BUDGET_S,
     ) -> None:
         """`timer`: time.perf_counter, or a fake. `not_read`: called with a reason of WHY_UNREAD."""
         self._tokenizer = tokenizer
         self._timer = timer
-        self._budget = StepBudget(budget_s, FIRST_SECONDS_PER_TOKEN)
-        self._markers = Markers()
         self._told = not_read
+        self._spent_s = 0.0  # in this step
+        self._num_tail = TAIL_TOKENS
+        self._kinds: Mapping[int, str] = {}
         tokenizer.when_loaded(self._warm_up)
-
-    @property
-    def seconds_per_token(self) -> float:
-        """What it costs to read a token, as a running mean."""
-        return self._budget.seconds_per_token
 
     def start(self) -> None:
         """Begin to load the tokenizer; call it when the first turn arrives."""
@@ -50,108 +99,101 @@ class ToolReader:
 
     def new_step(self) -> None:
         """A step of the engine begins."""
-        self._budget.new_step()
+        self._spent_s = 0.0
 
     def read(self, output_token_ids: Sequence[int], *, truncated: bool = False) -> Asked:
         """Say what the turn with this output asks for. It never raises.
 
         `truncated`: the turn ended at its token limit or at the model's.
         """
+
         tokenizer = self._tokenizer.get()
         if tokenizer is None:
             return self._not_read("no_tokenizer")
         if not output_token_ids:
             return CUT
-        if not self._budget.affordable(min(len(output_token_ids), TAIL_TOKENS)):
+        if self._spent_s >= BUDGET_S:
             return self._not_read("no_time")
         begin_s = self._timer()
-        num_tokens = 0
         try:
             token_ids, is_cut, headless = self._choose(output_token_ids)
-            num_tokens = len(token_ids)
             text = tokenizer.decode(token_ids, skip_special_tokens=False)
-            asked = parse(text, truncated=truncated and not is_cut, headless=headless)
+            return parse(text, truncated=truncated and not is_cut, headless=headless)
         except Exception:  # a tokenizer may raise on any id; the step must go on
-            asked = UNREAD
-        finally:
-            self._budget.spent(num_tokens, self._timer() - begin_s)
-        if asked is UNREAD:
             return self._not_read("error")
-        return asked
+        finally:
+            self._spent_s += self._timer() - begin_s
+
+    def asks_for_blocks(self, prompt_token_ids: Sequence[int] | None) -> bool:
+        """Whether a prompt's beginning speaks of shell blocks, as the instructions of agents that
+        run them do, and a person's question does not. It never raises."""
+        begin_s = self._timer()
+        try:
+            text = self._tokenizer.get().decode(list((prompt_token_ids or ())[:PROMPT_TOKENS]))
+        except Exception:
+            return False
+        finally:
+            self._spent_s += self._timer() - begin_s
+        return re.search(rf"{BLOCK}\b", text) is not None
 
     def _choose(self, output_token_ids: Sequence[int]) -> tuple[list[int], bool, bool]:
-        """Choose the tokens to decode.
+        """Choose the tokens to decode: those after the thinking, from the first call on. Thinking
+        that does not end is decoded with its opening tag, as a call may have ended it.
 
         Also return whether the end of a call is left out, and whether the beginning is missing.
         """
-        tail = list(output_token_ids[-TAIL_TOKENS:])
-        span = self._markers.span(tail)
-        if span.is_late and len(output_token_ids) > TAIL_TOKENS:
-            earlier = list(output_token_ids[-LOOK_BACK_TOKENS:-TAIL_TOKENS])
-            begin = self._markers.last_call(earlier)
-            if begin >= 0:
-                return (earlier[begin:] + tail)[:HEAD_TOKENS], True, False
-        return self._within_budget(tail, span, len(output_token_ids) > TAIL_TOKENS)
-
-    def _within_budget(
-        self, tail: list[int], span: Span, is_longer: bool
-    ) -> tuple[list[int], bool, bool]:
-        """Cut to the budget: keep the beginning of a call, but the end of any other text."""
-        wanted = tail[span.begin :]
-        affordable = self._budget.affordable(len(wanted)) or len(wanted)
-        if span.at_call:
-            return wanted[:affordable], affordable < len(wanted), False
-        headless = affordable < len(wanted) or (is_longer and span.begin == 0)
-        return wanted[len(wanted) - affordable :], False, headless
+        tail, kinds = list(output_token_ids[-self._num_tail :]), self._kinds
+        begin, call, is_thinking, is_late = 0, -1, False, False
+        for at, token in [hit for hit in enumerate(tail) if hit[1] in kinds]:
+            kind = kinds[token]
+            if kind in ("speak", "message"):
+                begin, call, is_thinking = at + (kind == "speak"), -1, False
+            elif kind == "think":
+                begin, is_thinking = begin if is_thinking else at, True
+            elif kind == "call":
+                call = at if call < 0 else call
+            else:  # the end of a call that begins before the tail
+                is_late = is_late or call < 0
+        if call >= 0 and not is_thinking:
+            return tail[call:], False, False
+        is_longer = len(output_token_ids) > len(tail)
+        if is_late and not is_thinking and is_longer:
+            earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)])
+            calls = [at for at, token in enumerate(earlier) if kinds.get(token) == "call"]
+            if calls:
+                return (earlier[calls[-1] :] + tail)[:HEAD_TOKENS], True, False
+        return tail[begin:], False, is_longer and begin == 0
 
     def _not_read(self, reason: str) -> Asked:
         self._told(reason)
         return UNREAD
 
     def _warm_up(self, tokenizer: Any) -> None:
-        """In the background, learn the markers and what a token costs once everything is warm."""
-        self._markers = markers_of(tokenizer)
-        token_ids = list(range(TAIL_TOKENS))
-        for _ in range(2):
+        """In the background, learn the markers, and how many tokens the budget allows."""
+        self._kinds = kinds_of(tokenizer)
+        durations_s = []
+        for _ in range(3):  # the first is slow, and one may be interrupted
             begin_s = self._timer()
             try:
-                parse(tokenizer.decode(token_ids, skip_special_tokens=False))
-            except Exception:  # the vocabulary is smaller; the first reads will measure
+                parse(tokenizer.decode(list(range(TAIL_TOKENS)), skip_special_tokens=False))
+            except Exception:  # the vocabulary is smaller
                 return
-            duration_s = self._timer() - begin_s
-        self._budget.seconds_per_token = max(duration_s / TAIL_TOKENS, 1e-9)
+            durations_s.append(self._timer() - begin_s)
+        affordable = TAIL_TOKENS * BUDGET_S / max(min(durations_s), 1e-9)
+        self._num_tail = int(min(TAIL_TOKENS, max(HEAD_TOKENS, affordable)))
 
 
-MIN_TOKENS = 64  # fewer hold no call
-SHARE = 0.2  # of the newest sample in the running mean
-MAX_JUMP = 4.0  # a sample counts as at most so many means, because one page fault is no trend
-FORGET = 0.8  # what each refusal multiplies the mean by, or one bad estimate would stay for ever
+KINDS = {"call": BEGINNINGS, "end": ENDS, "think": THINKING, "speak": THINKING.values()}
+MESSAGE, CHANNEL = "<|start|>", "<|channel|>"  # harmony's messages begin; only it has both
 
 
-class StepBudget:
-    """Seconds per token as a running mean, and what is left of this step's budget."""
-
-    def __init__(self, budget_s: float, seconds_per_token: float) -> None:
-        self._budget_s = self._left_s = budget_s
-        self.seconds_per_token = seconds_per_token
-
-    def new_step(self) -> None:
-        """A step of the engine begins: its budget is whole."""
-        self._left_s = self._budget_s
-
-    def affordable(self, num_tokens: int) -> int:
-        """How many of `num_tokens` can be read now; 0 if too few to be worth it."""
-        affordable = min(num_tokens, int(self._left_s / self.seconds_per_token))
-        if affordable < min(MIN_TOKENS, num_tokens):
-            if self._left_s == self._budget_s:  # not even in a step of its own
-                self.seconds_per_token *= FORGET
-            return 0
-        return affordable
-
-    def spent(self, num_tokens: int, duration_s: float) -> None:
-        """Reading `num_tokens` took `duration_s`."""
-        self._left_s -= duration_s
-        sample = duration_s / max(1, num_tokens)
-        sample = min(sample, MAX_JUMP * self.seconds_per_token)
-        self.seconds_per_token += SHARE * (sample - self.seconds_per_token)
-        self.seconds_per_token = max(self.seconds_per_token, 1e-9)
+def kinds_of(tokenizer: Any) -> dict[int, str]:
+    """What the markers in a tokenizer's vocabulary are, by id; vLLM's tokenizers keep a copy. A
+    marker that is spelled out in several tokens has no id."""
+    try:
+        vocabulary = tokenizer.get_vocab()
+    except Exception:  # no tokenizer of vLLM's; its texts are then read from their end
+        return {}
+    kinds = [(kind, [each for each in KINDS[kind] if each[0] in "<["]) for kind in KINDS]
+    kinds.append(("message", [MESSAGE] if CHANNEL in vocabulary else []))
+    return {vocabulary[each]: kind for kind, all_ in kinds for each in all_ if each in vocabulary}

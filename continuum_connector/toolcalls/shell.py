@@ -1,113 +1,139 @@
-"""The commands in a shell script that take time, by name.
+"""What a call runs: its tool, or, if that runs a shell, the commands that take time, by name.
 
-The first word names a command. `cd`, assignments and the like are dropped if there is another
-command. Wrappers (`sudo`, `timeout 60`, `uv run`, `bash -c "..."`) count as what they run. Filters
-after a pipe do not count, because they take as long as what feeds them.
-
-A script is split in one linear pass that respects quotes and heredocs. It raises no errors: what
-bash would refuse is read as far as possible.
+`cd`, assignments and the like are dropped if there is another command. Wrappers (`sudo`, `timeout
+60`, `uv run`, `bash -c "..."`) count as what they run. Filters after a pipe do not count, because
+they take as long as what feeds them. A script is split in one linear pass that respects quotes and
+heredocs. Nothing here raises: what bash would refuse is read as far as possible.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
 from continuum_connector.toolcalls.asked import MAX_CALLS, clean_name
 
 MAX_DEPTH = 3  # of bash -c "bash -c ..."
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]{0,64}\])?\+?=")
-_PYTHON = re.compile(r"(python|pip|pypy)[\d.]+$")
-MAX_COMMANDS = 32  # read of one script
-MAX_WORDS = 64  # read of one command
+MAX_COMMANDS, MAX_WORDS, MAX_HEREDOCS = 32, 64, 4  # read of one script, one command, one line
 MAX_TOKENS = 512  # words, blanks and separators; each costs a microsecond
 _TOKEN = re.compile(
-    r"""(?P<blank>[ \t\r]+|\\\n)
-      | (?P<comment>\#[^\n]*)
-      | (?P<newline>\n)
-      | (?P<heredoc><<-?[ \t]*(?P<quote>['"\\]?)(?P<mark>\w+)['"]?)
+    r"""(?P<blank>[ \t\r]+|\\\n|\#[^\n]*)
+      | <<-?[ \t]*['"\\]?(?P<heredoc>\w+)['"]?
       | (?P<redirect>\d?(?:<<<|>>|>&|<&|&>>|&>|>\||[<>](?!\())(?:\d-?(?=[\s;&|)]|$))?)
-      | (?P<end>&&|\|\|?&?|;;?|&|\$?[<>]?\(|\)|`)
+      | (?P<end>\n|&&|\|\|?&?|;;?|&|\$?[<>]?\(|\)|`)
       | (?P<word>(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$\(\([^()]*\)\)|'[^']*'?|"(?:[^"\\]+|\\.)*"?
                  |\\.|\\$)+)
-      | (?P<other>.)""",
+      | .""",
     re.VERBOSE | re.DOTALL,
 )
 _QUOTES = re.compile(r"'([^']*)'?|\"((?:[^\"\\]+|\\.)*)\"?|\\(.)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*(?:\[[^\]]{0,64}\])?\+?=")
+_PYTHON = re.compile(r"(python|pip|pypy)[\d.]+$")
+
+
+def _words(line: str) -> frozenset[str]:
+    return frozenset(line.split())
+
+
+# Keywords that come before a command, and those that no command follows.
+BEFORE = _words("if then else elif while until do ! {")
+INSTEAD = _words("for case select fi done esac } function [[ ]]")
+INSTANT = _words(
+    "cd pushd popd source . export set unset shopt alias true false : ulimit umask trap local "
+    "declare readonly echo printf test [ exit return break continue mkdir touch pwd clear"
+)
+# After a pipe, these take as long as what feeds them.
+FILTERS = _words("head tail grep egrep rg sed awk sort uniq wc cut tr tee cat less more jq")
+WRAPPERS = _words(
+    "sudo env timeout gtimeout time nice ionice stdbuf xargs nohup setsid command builtin exec npx "
+    "uvx"
+)
+RUNNERS = _words("uv poetry pipenv pdm hatch rye conda mamba bundle")  # uv run x
+# Their options that take a value, if that may be no number; -n and -p only after `run`.
+WITH_VALUE = _words(
+    "-u -g -C -U -s -S -k -f -o -I -d -a --signal --kill-after --package --from --with --name "
+    "--python --extra --group --project"
+)
+SHELLS = _words("bash sh zsh dash ash")
+SCRIPT_KEYS = ("command", "cmd", "script", "keystrokes", "bash_command", "shell_command")
+NO_SHELL_KEYS = _words("path file_path file_text old_str")  # an editor's `command` is no script
+
+
+def tools_of(name: str, arguments: object) -> list[str]:
+    """The names of what a call runs; none if it has no name yet. A shell block has none itself."""
+    name, script = clean_name(name), None
+    if isinstance(arguments, str) and name.lower() in {*SHELLS, "shell", "terminal"}:
+        script = arguments
+    if isinstance(arguments, dict):
+        if name == "use_mcp_tool":  # Cline
+            name = clean_name(arguments.get("tool_name")) or name
+        if "edit" not in name and not NO_SHELL_KEYS & arguments.keys():
+            script = _script(next((arguments[k] for k in SCRIPT_KEYS if k in arguments), None))
+    commands = commands_that_take_time(script) if script is not None else []
+    return commands or ([name] if name else [])
+
+
+def _script(value: Any) -> str | None:
+    if isinstance(value, list):  # argv, as Codex sends it: ["bash", "-lc", "pytest -q"]
+        words = [word for word in value if isinstance(word, str)]
+        is_shell = len(words) > 2 and words[0].rsplit("/", 1)[-1] in SHELLS and words[1][:1] == "-"
+        return words[2] if is_shell else " ".join(words)
+    return value if isinstance(value, str) else None
 
 
 def commands_that_take_time(script: str, depth: int = 0) -> list[str]:
     """Names of the commands that take time, each once, in order; the last command if none does."""
     slow: dict[str, None] = {}
     last = ""
-    for command in split(script):
-        for last, takes_time in _names(command, depth):
+    for words, is_piped in islice(_commands(script), MAX_COMMANDS):
+        for last, takes_time in _names(words, is_piped, depth):
             if takes_time:
                 slow[last] = None
-        if len(slow) >= MAX_CALLS:
-            break
     if not slow and last:  # the last command is what the script is for: `export A=1; echo $A`
         return [last]
     return list(slow)[:MAX_CALLS]
 
 
-def _names(command: Command, depth: int) -> list[tuple[str, bool]]:
+def _names(words: list[str], is_piped: bool, depth: int) -> list[tuple[str, bool]]:
     """The names of what one simple command runs, each with whether it takes time."""
-    words, wrapped = _unwrapped(command.words)
-    if not words:
+    words, is_wrapped = _unwrapped(words)
+    if not words or words[0] in INSTEAD:
         return []
     name = _name(words[0])
-    if (script := _inner_script(name, words)) is not None and depth < MAX_DEPTH:
-        return [(name, True) for name in commands_that_take_time(script, depth + 1)]
-    if name == "python" and "-m" in words[1:3] and len(words) > (at := words.index("-m") + 1):
-        name = _name(words[at])
-    if not name:
-        return []
-    is_filter = command.piped and not wrapped and name in FILTERS
-    return [(name, name not in INSTANT and not is_filter)]
+    script = " ".join(words[1:]) if name == "eval" else None
+    option = next((at for at in (1, 2, 3) if re.match("-[a-z]*c$", "".join(words[at : at + 1]))), 0)
+    if name in SHELLS and option:
+        script = "".join(words[option + 1 : option + 2])
+    if script and depth < MAX_DEPTH:
+        return [(each, True) for each in commands_that_take_time(script, depth + 1)]
+    if name == "python" and "-m" in words[1:3] and words[-1] != "-m":
+        name = _name(words[words.index("-m") + 1])
+    is_filter = is_piped and not is_wrapped and name in FILTERS
+    return [(name, name not in INSTANT and not is_filter)] if name else []
 
 
 def _unwrapped(words: list[str]) -> tuple[list[str], bool]:
     """Drop the words before the actual command; say whether one was a wrapper."""
-    at, wrapped = 0, False
+    at, wrapper, is_runner = 0, -1, False
     while at < len(words):
-        word = words[at]
-        name = word.rsplit("/", 1)[-1]
-        if word in BEFORE or _ASSIGNMENT.match(word):
+        word, name = words[at], words[at].rsplit("/", 1)[-1]
+        if name in RUNNERS and words[at + 1 : at + 2] in (["run"], ["exec"]):
+            at, wrapper, is_runner = at + 2, at, True
+        elif name in WRAPPERS:
+            at, wrapper = at + 1, at
+        elif wrapper >= 0 and (word in WITH_VALUE or (is_runner and word in ("-n", "-p"))):
+            at += 2
+        elif (
+            word in BEFORE
+            or _ASSIGNMENT.match(word)
+            or (wrapper >= 0 and re.match(r"[-$\d]", word))
+        ):
             at += 1
-        elif word in INSTEAD:
-            return [], False
-        elif name in WRAPPERS and at + 1 < len(words):
-            values, positional = WRAPPERS[name]
-            behind = _behind_options(words, at + 1, values) + positional
-            if behind >= len(words):
-                return words[at:], wrapped
-            at, wrapped = behind, True
-        elif name in RUNNERS and words[at + 1 : at + 2] in (["run"], ["exec"]):
-            behind = _behind_options(words, at + 2, RUNNER_VALUES)
-            if behind >= len(words):
-                return words[at:], wrapped
-            at, wrapped = behind, True
         else:
-            return words[at:], wrapped
-    return [], wrapped
-
-
-def _behind_options(words: list[str], at: int, values: frozenset[str]) -> int:
-    while at < len(words) and (words[at].startswith("-") or _ASSIGNMENT.match(words[at])):
-        at += 2 if words[at] in values else 1
-    return at
-
-
-def _inner_script(name: str, words: list[str]) -> str | None:
-    """The script of `bash -lc "..."` or `eval "..."`."""
-    if name == "eval":
-        return " ".join(words[1:])
-    if name in SHELLS:
-        for at, word in enumerate(words[1:4], 1):
-            if word.startswith("-") and not word.startswith("--") and word.endswith("c"):
-                return words[at + 1] if at + 1 < len(words) else None
-    return None
+            return words[at:], wrapper >= 0
+    return (words[wrapper:], False) if wrapper >= 0 else ([], False)
 
 
 def _name(word: str) -> str:
@@ -116,120 +142,31 @@ def _name(word: str) -> str:
     return _PYTHON.sub(r"\1", name)
 
 
-def _words(line: str) -> frozenset[str]:
-    return frozenset(line.split())
-
-
-# Keywords that come before a command, and those that no command follows.
-BEFORE = _words("if then else elif while until do ! { time")
-INSTEAD = _words("for case select fi done esac } function [[ ]]")
-INSTANT = _words(
-    "cd pushd popd source . export set unset shopt alias true false : ulimit umask trap local "
-    "declare readonly echo printf test [ exit return break continue mkdir touch pwd clear"
-)
-# After a pipe, these take as long as what feeds them.
-FILTERS = _words("head tail grep egrep rg sed awk sort uniq wc cut tr tee cat less more jq")
-# A wrapper, the options of it that take a value, and how many words before the command.
-WRAPPERS: dict[str, tuple[frozenset[str], int]] = {
-    "sudo": (_words("-u -g -h -p -C -U -r -t"), 0),
-    "env": (_words("-u -C -S"), 0),
-    "timeout": (_words("-s -k --signal --kill-after"), 1),
-    "gtimeout": (_words("-s -k --signal --kill-after"), 1),
-    "time": (_words("-f -o"), 0),
-    "nice": (_words("-n"), 0),
-    "ionice": (_words("-c -n -p"), 0),
-    "stdbuf": (_words("-i -o -e"), 0),
-    "xargs": (_words("-n -P -I -L -d -s -a -E"), 0),
-    "nohup": (_words(""), 0),
-    "setsid": (_words(""), 0),
-    "command": (_words(""), 0),
-    "builtin": (_words(""), 0),
-    "exec": (_words("-a"), 0),
-    "npx": (_words("-p --package"), 0),
-    "uvx": (_words("--from --with"), 0),
-}
-# `uv run x` and the like stand for x.
-RUNNERS = _words("uv poetry pipenv pdm hatch rye conda mamba bundle")
-RUNNER_VALUES = _words("-n --name -p --python --with --extra --group --project")
-SHELLS = _words("bash sh zsh dash ash")
-
-
-@dataclass
-class Command:
-    """One simple command. `piped`: it reads the output of another one."""
-
-    words: list[str] = field(default_factory=list)
-    piped: bool = False
-
-
-def split(script: str) -> list[Command]:
-    """Split a script into its simple commands, in order, empty ones left out."""
-    reader = _Reader(script)
-    position = 0
+def _commands(script: str) -> Iterator[tuple[list[str], bool]]:
+    """Each simple command's words, and whether it reads the output of another one, in order."""
+    words: list[str] = []
+    heredocs: list[str] = []
+    at, is_piped = 0, False
+    drops_word = False  # the next word is the target of a redirection
+    after_group = False  # after `)`, only a separator begins a command
     for _ in range(MAX_TOKENS):
-        if position >= len(script) or len(reader.found) >= MAX_COMMANDS:
+        if (token := _TOKEN.match(script, at)) is None:
             break
-        token = _TOKEN.match(script, position)
-        if token is None:  # unreachable: `other` matches anything
-            break
-        position = reader.take(token)
-    reader.end_command(piped=False)
-    return reader.found
-
-
-class _Reader:
-    """Where in the script we are."""
-
-    def __init__(self, script: str) -> None:
-        self.found: list[Command] = []
-        self._script = script
-        self._command = Command()
-        self._heredocs: list[str] = []
-        self._drops_word = False  # the next word is the target of a redirection
-        self._after_group = False  # after `)`, only a separator begins a command
-
-    def take(self, token: re.Match[str]) -> int:
-        """Take one token; return where the next one begins."""
-        kind = token.lastgroup if token.lastgroup not in ("quote", "mark") else "heredoc"
-        text = token[0]
-        if kind == "newline":
-            self.end_command(piped=False)
-            return self._skip_heredocs(token.end())
-        if kind == "heredoc":
-            self._heredocs.append(token["mark"])
+        at, kind, text = token.end(), token.lastgroup, token[0]
+        if kind == "word":
+            if not (drops_word or after_group) and len(words) < MAX_WORDS:
+                words.append(_QUOTES.sub(lambda each: each[1] or each[2] or each[3] or "", text))
+            drops_word = False
         elif kind == "redirect":
-            self._drops_word = not text[-1].isdigit() and not text.endswith("-")
+            drops_word = text[-1] not in "0123456789-"
+        elif kind == "heredoc":
+            heredocs.append(token["heredoc"])
         elif kind == "end":
-            self.end_command(piped=text in ("|", "|&"))
-            self._after_group = text == ")"
-        elif kind == "word":
-            self._take_word(text)
-        return token.end()
-
-    def end_command(self, piped: bool) -> None:
-        """The words so far are a command; `piped` says whether it feeds the next one."""
-        if self._command.words:
-            self.found.append(self._command)
-        self._command = Command(piped=piped)
-        self._drops_word = self._after_group = False
-
-    def _take_word(self, text: str) -> None:
-        if self._drops_word:
-            self._drops_word = False
-        elif not self._after_group and len(self._command.words) < MAX_WORDS:
-            self._command.words.append(unquoted(text))
-
-    def _skip_heredocs(self, position: int) -> int:
-        for mark in self._heredocs[:4]:
-            end = re.compile(rf"^\t*{re.escape(mark)}[ \t]*$", re.MULTILINE)
-            found = end.search(self._script, position)
-            position = min(found.end() + 1, len(self._script)) if found else len(self._script)
-        self._heredocs = []
-        return position
-
-
-def unquoted(word: str) -> str:
-    """A word without its quotes."""
-    if "'" not in word and '"' not in word and "\\" not in word:
-        return word
-    return _QUOTES.sub(lambda part: part[1] or part[2] or part[3] or "", word)
+            if words:
+                yield words, is_piped
+            words, is_piped, drops_word, after_group = [], text in ("|", "|&"), False, text == ")"
+            for mark in heredocs[:MAX_HEREDOCS] if text == "\n" else ():
+                end = re.compile(rf"^\t*{mark}[ \t]*(?:\n|\Z)", re.MULTILINE).search(script, at)
+                at, heredocs = end.end() if end else len(script), []
+    if words:
+        yield words, is_piped

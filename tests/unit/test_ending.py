@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.scheduler.turns import TAIL_TOKENS, StopStrings
-from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer
+from continuum_connector.toolcalls.reader import BackgroundTokenizer
 
 
 class Words:

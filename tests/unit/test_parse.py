@@ -19,7 +19,7 @@ from continuum_connector.toolcalls.asked import (
     Ending,
     asked_of,
 )
-from continuum_connector.toolcalls.parse import MAX_CHARS, parse
+from continuum_connector.toolcalls.formats import MAX_CHARS, parse
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from continuum_connector.toolcalls.asked import UNREAD, Ending
-from continuum_connector.toolcalls.reader import HEAD_TOKENS, TAIL_TOKENS, StepBudget, ToolReader
-from continuum_connector.toolcalls.tokenizer import BackgroundTokenizer, Markers, Span, markers_of
+from continuum_connector.toolcalls.reader import (
+    BUDGET_S,
+    HEAD_TOKENS,
+    PROMPT_TOKENS,
+    TAIL_TOKENS,
+    BackgroundTokenizer,
+    ToolReader,
+    kinds_of,
+)
 
 OPEN, CLOSE, THINK, SPEAK = 9001, 9002, 9003, 9004
 SPECIAL = {"<tool_call>": OPEN, "</tool_call>": CLOSE, "<think>": THINK, "</think>": SPEAK}
@@ -130,62 +137,72 @@ def test_a_turn_at_its_token_limit_is_cut() -> None:
     assert reader.read([], truncated=True).ending is Ending.CUT
 
 
-def test_a_step_reads_no_longer_than_its_budget() -> None:
+def test_no_reading_begins_in_a_step_that_has_spent_its_budget() -> None:
     tokenizer = Letters({}, seconds_per_token=1e-6)
     reader = loaded(tokenizer)
     token_ids = tokenizer.encode("x" * TAIL_TOKENS)
     begin_s = tokenizer.now
     endings = [reader.read(token_ids).ending for _ in range(9)]
-    assert tokenizer.now - begin_s <= 1.01e-3
-    assert tokenizer.num_decoded[0] == TAIL_TOKENS
-    assert 486 <= tokenizer.num_decoded[1] <= 488  # what is left, but for rounding
+    assert BUDGET_S <= tokenizer.now - begin_s < 2 * BUDGET_S
+    assert tokenizer.num_decoded == [TAIL_TOKENS] * 2
     assert endings[2:] == [Ending.UNREAD] * 7
     assert tokenizer.not_read == ["no_time"] * 7
     reader.new_step()
     assert reader.read(token_ids).ending is Ending.ANSWER
 
 
-def test_a_call_that_the_budget_cuts_short_keeps_its_name() -> None:
-    tokenizer = Letters(SPECIAL, seconds_per_token=1e-5)
+def test_what_a_prompt_costs_counts() -> None:
+    tokenizer = Letters({}, seconds_per_token=1e-6)
     reader = loaded(tokenizer)
-    text = f'<tool_call>{{"name": "write", "arguments": {{"text": "{"x" * 400}"}}}}</tool_call>'
-    asked = reader.read(tokenizer.encode(text), truncated=True)
-    assert asked.tools == ("write",)
-    assert 99 <= tokenizer.num_decoded[0] <= 100
+    reader.asks_for_blocks(tokenizer.encode("x" * PROMPT_TOKENS))
+    assert reader.read(tokenizer.encode("x")) is UNREAD
 
 
-def test_a_slow_outlier_does_not_disable_reading_for_ever() -> None:
+@pytest.mark.parametrize("microseconds", [0.0, 1.0, 3.0, 5.0, 1000.0])
+def test_with_a_slow_tokenizer_fewer_tokens_are_read(microseconds: float) -> None:
+    tokenizer = Letters({}, seconds_per_token=microseconds * 1e-6)
+    reader = loaded(tokenizer)
+    reader.read(tokenizer.encode("x" * TAIL_TOKENS))
+    (num_decoded,) = tokenizer.num_decoded
+    assert HEAD_TOKENS <= num_decoded <= TAIL_TOKENS
+    cost_s = num_decoded * tokenizer.seconds_per_token
+    assert num_decoded == HEAD_TOKENS or cost_s <= BUDGET_S
+    assert num_decoded == TAIL_TOKENS or cost_s > 0.95 * BUDGET_S
+
+
+def test_a_step_that_is_interrupted_costs_no_other_step_anything() -> None:
     tokenizer = Letters({})
     reader = loaded(tokenizer)
     token_ids = tokenizer.encode("x" * TAIL_TOKENS)
-    tokenizer.seconds_per_token = 1.0
-    reader.read(token_ids)
-    tokenizer.seconds_per_token = 1e-6
-    for _ in range(3):
+    for seconds_per_token in (1.0, 1e-6, 1e-6):
+        tokenizer.seconds_per_token = seconds_per_token
         reader.new_step()
         assert reader.read(token_ids).ending is Ending.ANSWER
-    tokenizer.seconds_per_token = 1.0
-    for _ in range(20):  # a slow minute, after which the estimate is far off
-        reader.new_step()
-        reader.read(token_ids)
-    tokenizer.seconds_per_token = 1e-6
-    num_steps = 0
-    while reader.read(token_ids).ending is Ending.UNREAD:
-        reader.new_step()
-        num_steps += 1
-        assert num_steps < 100
 
 
-def test_the_budget_forgets_only_what_a_whole_step_could_not_buy() -> None:
-    budget = StepBudget(1e-3, 1e-6)
-    budget.spent(900, 0.9e-3 + 50e-6)
-    mean = budget.seconds_per_token
-    assert budget.affordable(512) == 0
-    assert budget.seconds_per_token == mean
-    budget.seconds_per_token = 1.0
-    budget.new_step()
-    assert budget.affordable(512) == 0
-    assert budget.seconds_per_token < 1.0
+@pytest.mark.parametrize(
+    ("prompt", "asks"),
+    [
+        ("Your response must contain one block:\n```mswea_bash_command\nls\n```", True),
+        ("sh shell scripts should be provided in ```sh code blocks", True),
+        ("Say which command to run, in a ```bash block", True),
+        ("How do I list files? In ```python", False),
+        ("I have a ```shellfish", False),
+        ("x" * PROMPT_TOKENS + "```bash\n", False),
+        ("", False),
+    ],
+)
+def test_who_runs_shell_blocks_says_so_in_the_prompt(prompt: str, asks: bool) -> None:
+    tokenizer = Letters({})
+    reader = loaded(tokenizer)
+    assert reader.asks_for_blocks(tokenizer.encode(prompt)) is asks
+    assert len(tokenizer.encode(prompt)) > PROMPT_TOKENS or tokenizer.num_decoded == [len(prompt)]
+
+
+def test_a_prompt_that_cannot_be_read_asks_for_nothing() -> None:
+    reader = loaded(Letters({}))
+    assert not reader.asks_for_blocks([-1])
+    assert not reader.asks_for_blocks(None)  # embeddings
 
 
 def test_a_tokenizer_that_raises_is_counted_and_no_more() -> None:
@@ -230,12 +247,25 @@ def test_a_server_without_a_tokenizer_is_no_error() -> None:
 
 
 def test_markers_are_those_that_are_one_token() -> None:
-    assert markers_of(object()) == Markers()
-    markers = markers_of(Letters({**SPECIAL, **HARMONY}))
-    assert markers.calls == {OPEN}
-    assert markers.messages == {9005}
-    assert not markers_of(Letters({"<|start|>": 9005})).messages
-    assert markers.span([OPEN, SPEAK, 1, OPEN, 2, OPEN]) == Span(3, at_call=True)
-    assert markers.span([1, SPEAK, 2]) == Span(2)
-    assert markers.span([1, CLOSE]) == Span(0, is_late=True)
-    assert markers.span([1, CLOSE, THINK, OPEN, THINK]) == Span(2)
+    assert kinds_of(object()) == {}
+    kinds = kinds_of(Letters({**SPECIAL, **HARMONY, " to=": 9007, "functools": 9008}))
+    assert kinds == {OPEN: "call", CLOSE: "end", THINK: "think", SPEAK: "speak", 9005: "message"}
+    assert "message" not in kinds_of(Letters({"<|start|>": 9005})).values()
+
+
+@pytest.mark.parametrize(
+    ("text", "decoded"),
+    [
+        (f"a{CALL}</think>b{CALL}c{CALL}", f"{CALL}c{CALL}"),
+        ("a</think>b", "b"),
+        ("a</tool_call>", "a</tool_call>"),
+        (f"a</tool_call><think>{CALL}<think>", f"<think>{CALL}<think>"),
+    ],
+)
+def test_what_follows_the_thinking_is_decoded_from_the_first_call_on(
+    text: str, decoded: str
+) -> None:
+    tokenizer = Letters(SPECIAL)
+    reader = loaded(tokenizer)
+    reader.read(tokenizer.encode(text))
+    assert tokenizer.num_decoded == [len(tokenizer.encode(decoded))]

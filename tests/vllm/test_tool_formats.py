@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls import tags
-from continuum_connector.toolcalls import tokenizer as markers
-from continuum_connector.toolcalls.parse import CLOSERS, OPENERS, READERS, parse, plain, spoken
+from continuum_connector.toolcalls import formats
+from continuum_connector.toolcalls.formats import THINKING, parse, spoken
+from continuum_connector.toolcalls.reader import kinds_of
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 pytest.importorskip("vllm.tool_parsers")  # where newer vLLMs have them
@@ -26,6 +26,11 @@ MORE_MARKERS = (
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|tool_call_end|>"),
     *("<minimax:tool_call>", "</minimax:tool_call>", "｜DSML｜", "<|python_end|>"),
 )
+MARKERS = [  # that may be tokens
+    marker
+    for marker in (*formats.BEGINNINGS, *formats.ENDS, *THINKING, *THINKING.values())
+    if marker[0] in "<[" and marker.count("<") <= 1
+]
 SAMPLES = [
     ("hermes", "hermes_qwen", "one call"),
     ("hermes", "hermes_qwen", "two calls after some words"),
@@ -97,7 +102,6 @@ NOT_COMPARED = {  # the corpus has them, but vLLM's class alone cannot read a te
 }
 ALIASES = {"muse", "musespark1x", "step5"}  # what older or newer vLLMs call one of the others
 WRITTEN_BY_OTHERS = {  # than the parsers that SAMPLES compares with
-    "<|channel|>": "gpt-oss",
     "<|START_ACTION|>": "Cohere, as NOT_COMPARED says",
     "<TOOLCALL>": "Nemotron Nano 2, whose checkpoint brings a parser",
 }
@@ -119,7 +123,7 @@ def tokenizer() -> Any:
     bpe = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(alphabet)}, merges=[]))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
-    known = (*markers.CALLS, *markers.ENDS, *OPENERS, *CLOSERS, *MORE_MARKERS)
+    known = (*MARKERS, *MORE_MARKERS)
     bpe.add_tokens([AddedToken(m, normalized=False) for m in dict.fromkeys(known)])
     return PreTrainedTokenizerFast(tokenizer_object=bpe)
 
@@ -164,7 +168,7 @@ def test_vllm_reads_the_same_calls(parser: str, file: str, name: str) -> None:
     text = next(sample["text"] for sample in samples if sample["name"] == name)
     for end in ENDS:
         text = text.removesuffix(end)
-    theirs = names_of(parser, spoken(text).aloud)
+    theirs = names_of(parser, spoken(text)[0])
     assert list(parse(text).tools) == list(dict.fromkeys(theirs))
 
 
@@ -201,9 +205,12 @@ def test_every_marker_that_is_read_has_somebody_who_writes_it() -> None:
         for sample in tomllib.loads(path.read_text())["sample"]
         if (path.stem, sample["name"]) in compared
     ]
-    texts = [plain(text) for text in written]
-    lonely = {m for m in READERS if not any(m in text for text in texts)}
-    assert lonely == {*WRITTEN_BY_OTHERS, *(f"<{tool}>" for tool in tags.AGENT_TOOLS)}
+    texts = [formats.DECORATED.sub(r"<\1\2\3>", text) for text in written]
+    lonely = {m for m in formats.VALUE_MARKERS if not any(m in text for text in texts)}
+    assert lonely == WRITTEN_BY_OTHERS.keys()
+    rows = [formats.pattern(row) for row in formats.FORMATS]
+    (agents,) = [row for row in rows if not any(re.search(row, text) for text in texts)]
+    assert "execute_command|" in agents
 
 
 @pytest.mark.parametrize("parser", UNREAD)
@@ -232,13 +239,13 @@ THINKERS = [  # a reasoning parser, what opens its thinking, what begins its cal
 def test_a_call_ends_the_thinking_where_vllm_ends_it(parser: str, opener: str, call: str) -> None:
     thought, said = reasoning_of(parser, f"{opener}Let me see. {call}")
     assert thought
-    assert spoken(f"{opener}Let me see. {call}").aloud == (call if said else "")
+    assert spoken(f"{opener}Let me see. {call}")[0] == (call if said else "")
 
 
 def test_the_markers_of_a_real_tokenizer_are_found_by_their_ids() -> None:
     known = tokenizer().get_added_vocab()
-    found = markers.markers_of(tokenizer())
-    assert found.calls == {known[m] for m in markers.CALLS if m in known}
-    assert len(found.calls) == len(markers.CALLS)
-    assert found.thinks
-    assert not found.messages
+    kinds = kinds_of(tokenizer())
+    assert kinds.keys() == {known[marker] for marker in MARKERS}
+    assert {kinds[known[marker]] for marker in THINKING if marker in MARKERS} == {"think"}
+    assert {kinds[known[marker]] for marker in formats.ENDS} == {"end"}
+    assert kinds[known["<tool_call>"]] == "call"
