@@ -99,6 +99,7 @@ class Program:
     kept: Kept = field(default_factory=lambda: Kept())  # of its last finished turn
     prompt_end: tuple[int, bytes] | None = None  # of that turn: index and hash of a block
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
+    runs_blocks: bool | None = None  # the shell blocks that it is answered (Decider); None: unknown
     parent: str | None = None
     final: bool = False
     num_active: int = 0

@@ -23,13 +23,13 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.programs.program import Hints, IdentitySource, Program, ProgramTable
+from continuum_connector.programs.program import IdentitySource, Program, ProgramTable
 from continuum_connector.scheduler.away import Absence, Away
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
-from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending, asked_of
+from continuum_connector.toolcalls.asked import CUT, UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
@@ -131,7 +131,7 @@ class Decider:
     ) -> tuple[FinishedTurn, Choice]:
         """Return what is known of a finished turn, and what the policy decides for it."""
         hints, num_blocks = turn.identity.hints, len(blocks)
-        asked = self._asked(hints, request, end)
+        asked = self._asked(turn, request, end)
         tool_gaps, all_gaps = self.gaps.recorded(asked)
         finished = FinishedTurn(
             program=turn.program.key,
@@ -166,8 +166,9 @@ class Decider:
         return self.policy.aged(pin.value, gap, now - pin.started)
 
     # --- parts ------------------------------------------------------------------------
-    def _asked(self, hints: Hints, request: Any, end: TurnEnd) -> Asked:
+    def _asked(self, turn: Turn, request: Any, end: TurnEnd) -> Asked:
         """What the turn asks for: as the client declared it, or else as its text says."""
+        hints = turn.identity.hints
         if hints.final:
             return DONE
 
@@ -175,13 +176,23 @@ class Decider:
             if end is TurnEnd.ABORTED or not self.policy.reads:
                 return UNREAD
             is_cut = end is TurnEnd.LENGTH
-            return self._reader.read(request.output_token_ids, truncated=is_cut)
+            asked = self._reader.read(request.output_token_ids, truncated=is_cut)
+            if not asked.in_blocks or self._runs_blocks(turn.program, request):
+                return asked
+            return CUT if is_cut else DONE  # an example for a person
 
         asked = asked_of(hints.tools, read)
         # If the client declares that more will come, another turn follows, even if the text looks
         # like a last answer.
         is_program = asked.ending is Ending.ANSWER and hints.final is False
         return UNREAD if is_program else asked
+
+    def _runs_blocks(self, program: Program, request: Any) -> bool:
+        """Whether somebody runs the shell blocks that the program is answered, as its first prompt
+        that is answered by one says. Later prompts have that answer in them."""
+        if program.runs_blocks is None:
+            program.runs_blocks = self._reader.asks_for_blocks(request.prompt_token_ids)
+        return program.runs_blocks
 
     def _learned(self) -> Bites[dict[str, Any]]:
         gaps = yield from self.gaps.to_state()

@@ -120,7 +120,7 @@ def _typed(members: dict[str, Any], finished: bool) -> list[Call]:
     typed = [item["keystrokes"] for item in items if isinstance(item.get("keystrokes"), str)]
     calls = [Call("", {"command": keys}, finished) for keys in typed]
     waits = any(str(item.get("duration"))[:1] in "123456789" for item in items)
-    if waits or (finished and not items and members.get("task_complete") != "true"):
+    if waits or (not items and members.get("task_complete") != "true"):
         calls[MAX_CALLS - 1 :] = [Call("sleep", None, finished)]
     return calls
 
@@ -170,7 +170,7 @@ DEEPSEEK, KIMI, _SEP = "<｜tool▁call▁begin｜>", "<|tool_call_begin|>", "<�
 VALUE_MARKERS = (  # names and arguments are in the values that follow
     *("<tool_call>", "[TOOL_CALLS]", "<tool_calls>"),  # Hermes, Qwen; Mistral; Jamba, Hunyuan
     *("<|python_tag|>", "<|python_start|>"),  # Llama 3 and 4
-    *("functools", "<|tool_call|>", "<function_call>"),  # Phi-4-mini; Granite 3 and 20B
+    *("<|tool_call|>", "<function_call>"),  # Granite 3 and 20B
     *("<|action_start|><|plugin|>", "<|tools_prefix|>"),  # InternLM 2; Apertus
     *("<longcat_tool_call>", "<|tool_call_start|>", "<TOOLCALL>"),  # LongCat; LFM2; Nemotron
     *("<|START_ACTION|>", "<|content_invoke_tool_json|>"),  # Cohere; Inkling
@@ -199,7 +199,7 @@ _K3_KEY = "<|open|>argument ANYkey=KEYANY<|sep|>"
 FORMATS: dict[str, Read] = {
     f"<(?:{_TAGS}) {_BEGINS_VALUE}": _ANYTHING,
     rf"\[TOOL_CALLS\] {_BEGINS_VALUE}": _ANYTHING,
-    f"functools{_BEGINS_VALUE}": _ANYTHING,
+    f"functools{_BEGINS_VALUE}": _ANYTHING,  # Phi-4-mini
     # Mistral; DeepSeek V3 and R1, with JSON in a fence, and V3.1; Kimi K2; Gemma, FunctionGemma
     r"\[TOOL_CALLS\] NAME(?:\[CALL_ID\]\w{0,64})?(?:\[ARGS\]| (?={))": _ANYTHING,
     f"{DEEPSEEK}(?:function{_SEP}|(?!function<))NAME(?:{_SEP}|\n```json)": _ANYTHING,
@@ -211,13 +211,13 @@ FORMATS: dict[str, Read] = {
     # Qwen3-Coder, Llama 3.1: <function=name>; Anthropic, MiniMax, DeepSeek V3.2: <invoke name="x">
     "<PRE(?:function|invoke name|function name) = NAME >": _until(_INVOKE_END, *_PARAMETER),
     # GLM; Kimi K3; Cline, Roo Code
-    "<tool_call> NAME(?=\n| <)": _until("</tool_call>", _PAIR, "/arg_value>"),
+    "<tool_call> NAME(?= <)": _until("</tool_call>", _PAIR, "/arg_value>"),
     "<|open|>call ANYtool=NAMEANY<|sep|>": _until("<|close|>call<", _K3_KEY, r"\|close|>argument<"),
     f"<({AGENT_TOOLS})>(?= <[a-z_]{{1,64}}>)": _until(
         f"</(?:{AGENT_TOOLS})>", "<(?P<key>[a-z_]{1,64})>", "/(?P=key)>"
     ),
 }
-BEGINNINGS = (*VALUE_MARKERS, DEEPSEEK, KIMI, "<function=", "<|tool_call>call:", "=functions.")
+BEGINNINGS = (*VALUE_MARKERS, DEEPSEEK, KIMI, "<|tool_call>call:", "=functions.")
 BLOCK = r"```(?:bash|sh|shell|mswea_bash_command)"
 _ROWS = [(re.compile(pattern(row)), read) for row, read in FORMATS.items()]
 _OPENED = re.compile(

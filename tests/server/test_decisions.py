@@ -42,7 +42,7 @@ class Agent:
 
     def __init__(self, server: VllmServer, name: str) -> None:
         self.server, self.name = server, name
-        self.history = [text_of(300, name)]
+        self.history = [f"Answer with one ```bash block. {text_of(300, name)}"]
         self.num_turns = 0
 
     def turn(self, ending: str) -> dict[str, Any]:

@@ -72,6 +72,32 @@ def test_at_a_token_limit_only_what_was_finished_counts(sample: dict[str, Any]) 
         assert set(cut.tools) <= names | {"a"}, text[:at]
 
 
+@pytest.mark.parametrize(
+    ("opener", "closer"),
+    [
+        ("<think>", "</think>"),
+        ("<thinking>", "</thinking>"),
+        ("[THINK]", "[/THINK]"),
+        ("<seed:think>", "</seed:think>"),
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+        ("<|content_thinking|>", "<|content_text|>"),
+        ("<|channel|>analysis<|message|>", "<|end|><|start|>"),
+    ],
+)
+def test_what_is_thought_does_not_count(opener: str, closer: str) -> None:
+    call = "<function=a></function>"
+    assert parse(call).tools == ("a",)
+    assert parse(f"{opener}{call}").ending is Ending.CUT
+    for thought in (f"{opener}{call}{closer}", f"{call}{closer}"):
+        assert parse(f"{thought}Done.").ending is Ending.ANSWER
+        assert parse(f"{thought}{call.replace('a', 'b')}").tools == ("b",)
+
+
+def test_a_call_within_a_sentence_is_prose() -> None:
+    assert parse('get_weather(city="Bonn") is what I would call.').ending is Ending.ANSWER
+
+
 PIECES = [
     *("<tool_call>", "</tool_call>", "<function=", "<parameter=", "</parameter>", "<invoke name="),
     *("[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<|channel|>", "<|message|>", "<|call|>"),

@@ -9,8 +9,10 @@ import pytest
 
 from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.baselines import FixedTtl
-from continuum_connector.programs.program import OVER_S
-from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
+from continuum_connector.programs.program import OVER_S, Identity
+from continuum_connector.scheduler.turns import Turn, TurnEnd
+from continuum_connector.toolcalls.asked import ANSWER, CUT, UNREAD, Asked, Ending
+from continuum_connector.toolcalls.reader import BackgroundTokenizer, ToolReader
 from tests.vllm.agents import AgentEngine, live, pinned
 from tests.vllm.harness import prompt
 
@@ -85,6 +87,63 @@ def test_who_says_that_more_will_come_is_no_person(final: bool | None, seen: End
     engine.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
     engine.run_turn("a", 100, program="p", final=final)
     assert spy.seen[0][0].asked.ending is seen
+
+
+class Spoken:
+    """A tokenizer of prompts that say what the test says, and of answers that end in a block."""
+
+    def __init__(self, *prompts: str) -> None:
+        self.prompts = prompts  # of the programs whose prompts have these seeds
+        self.num_prompts = 0
+
+    def get_vocab(self) -> dict[str, int]:
+        return {}
+
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
+        for seed, said in enumerate(self.prompts):
+            if token_ids[:1] == prompt(1, seed):
+                self.num_prompts += 1
+                return said
+        return "Like this:\n```bash\npytest -q\n```"
+
+
+def read_with(engine: AgentEngine, tokenizer: Spoken) -> None:
+    background = BackgroundTokenizer(lambda: tokenizer)
+    engine.side.decider._reader = reader = ToolReader(background, lambda: 0.0, lambda _: None)
+    reader.start()
+    background.join()
+
+
+def test_a_shell_block_is_a_call_only_where_the_prompt_asks_for_one() -> None:
+    engine = AgentEngine(300)
+    spy = spied(engine)
+    tokenizer = Spoken("Answer with one ```bash block", "How do I run the tests?")
+    read_with(engine, tokenizer)
+    engine.run_turn("a", 100, program="agent")
+    engine.run_turn("b", 100, program="person", seed=1)
+    asked = [turn.asked for turn, _ in spy.seen]
+    assert asked == [Asked(Ending.CALLS, ("pytest",)), CUT]  # at its token limit
+    assert tokenizer.num_prompts == 2
+    # From now on the person's prompt has the answer in it, as the agent's had from the first.
+    tokenizer.prompts = (tokenizer.prompts[0], "How? ```bash\npytest -q\n``` And all of them?")
+    engine.run_turn("a2", engine.next_prompt("a", 20), program="agent")
+    engine.run_turn("b2", engine.next_prompt("b", 20), program="person")
+    assert [turn.asked for turn, _ in spy.seen[2:]] == asked
+    assert tokenizer.num_prompts == 2
+
+
+@pytest.mark.parametrize(
+    ("end", "asked"),
+    [(TurnEnd.STOP, ANSWER), (TurnEnd.LENGTH, CUT), (TurnEnd.ABORTED, UNREAD)],
+)
+def test_a_shell_block_for_a_person_is_an_answer(end: TurnEnd, asked: Asked) -> None:
+    engine = AgentEngine(100)
+    spied(engine)
+    read_with(engine, Spoken("How do I run the tests?"))
+    engine.run_turn("a", 100, program="person")
+    program = engine.side.programs.get("job:person")
+    turn = Turn(program, Identity(program.key, program.source), 1, 0.0)
+    assert engine.side.decider._asked(turn, engine.requests["a"], end) == asked
 
 
 # --- costs ---------------------------------------------------------------------------------
