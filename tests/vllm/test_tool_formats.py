@@ -188,7 +188,7 @@ def test_every_tool_parser_of_vllm_is_compared_or_named() -> None:
 
 def test_the_docs_say_who_writes_each_format() -> None:
     """By vLLM's name for its parser, or by a link to who else writes it."""
-    table = DOCS.partition("## Formats that are read")[2].partition("The first marker")[0]
+    table = DOCS.partition("## Formats that are read")[2].partition("The first call")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]
     writers = [row.rstrip("| ").rpartition(" | ")[2] for row in rows]
     assert all(writer.startswith("`") or "](https://" in writer for writer in writers)
