@@ -189,9 +189,8 @@ _PARAMETER = ("<PREparam(?:eter)?(?: name)? = KEYANY>", "/PREparam(?:eter)?>")
 _ANYTHING = _until("(?!)")
 _INVOKE_END, _MESSAGE_END = "</PRE(?:invoke|function)>", "<|(?:end|call|return|eom|eot)|>"
 _NO_TOOL = "(?:self|user|commentary|developer)"  # to whom Muse thinks and speaks
-_HEADER = (
-    f"=(?<=\\sto=)(?!{_NO_TOOL}\\b)NAME" + "[^<]{0,64}(?:<|(?:channel|constrain)|>[^<]{0,64}){0,2}"
-)
+_TO = rf"=(?<=\sto=)(?!{_NO_TOOL}\b)NAME(?=(?:\s[^<]{{0,64}})?<)[^<]{{0,64}}"
+_CHANNEL = "(?:<|(?:channel|constrain)|>[^<]{0,64}){0,2}"
 _PAIR = "<arg_key>KEY</arg_key> (?:<arg_type>ANY</arg_type> )?<arg_value>"
 _K3_KEY = "<|open|>argument ANYkey=KEYANY<|sep|>"
 # A call's begin, and what reads its arguments if no JSON follows. The engine first looks for a
@@ -207,7 +206,7 @@ FORMATS: dict[str, Read] = {
     r"<(?:\|tool_call|start_function_call)>call:NAME(?={)": _ANYTHING,
     # Llama's code interpreter; gpt-oss and Muse, whose messages are calls if they have a recipient
     "<|(python)_tag|>": _until("<|eo"),
-    f"{_HEADER}<|message|>": _until(_MESSAGE_END, *_PARAMETER),
+    f"{_TO}{_CHANNEL}<|message|>": _until(_MESSAGE_END, *_PARAMETER),
     # Qwen3-Coder, Llama 3.1: <function=name>; Anthropic, MiniMax, DeepSeek V3.2: <invoke name="x">
     "<PRE(?:function|invoke name|function name) = NAME >": _until(_INVOKE_END, *_PARAMETER),
     # GLM; Kimi K3; Cline, Roo Code
@@ -226,9 +225,8 @@ _OPENED = re.compile(
 )
 _BLOCK = _until(r"\n[\t\x20]{0,8}```")
 # A call whose name comes after the end of the text; one that began before the text, or its fence.
-_BEGUN = re.compile(
-    rf"(?:{_one_of(map(re.escape, BEGINNINGS))})\s{{0,64}}(?:[\[{{]|[^\s`]{{0,128}}\s{{0,8}}\Z)"
-)
+_BEGUN = re.compile(_one_of(map(re.escape, BEGINNINGS)))
+_UNNAMED = re.compile(r"\s{0,64}(?:[\[{]|[^\s`]{0,128}\s{0,8}\Z)")
 _LONE_FENCE = r"(?P<block>(?:^|\n)```\s{0,64}(?:<[^>\n]{1,32}>\s{0,8})?\Z)"
 _ENDED = re.compile(pattern(f"{'|'.join(ENDS)}|{_INVOKE_END}|<|call|>") + f"|{_LONE_FENCE}")
 _JSON = re.compile(r"^[ \t]{0,8}(?=[\[{][\s\"{\[])", re.MULTILINE)
@@ -292,7 +290,8 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
         return CUT
     if headless and (end := _ENDED.search(aloud)):
         return Asked(Ending.CALLS, in_blocks=end["block"] is not None)
-    return CUT if _BEGUN.search(aloud) else ANSWER
+    begun = [opened.end() for opened in _BEGUN.finditer(aloud)]
+    return CUT if begun and _UNNAMED.match(aloud, begun[-1]) else ANSWER
 
 
 def _calls(text: str) -> tuple[list[Call], bool]:
@@ -342,7 +341,7 @@ def _unmarked(text: str) -> list[Call]:
             return calls
     if action := _REACT.search(text):  # an agent runs only the first
         return [_call(action, text, _OBSERVATION)[0]]
-    calls, at = read_values(text, 0, sure=False)
-    is_list = text.lstrip()[:1] == "["
+    first = text.lstrip()[:1]
+    calls, at = read_values(text, 0, sure=False) if first != "{" else ([], 0)
     whole = text[at:].lstrip()[:1] in ("", "<")
-    return calls if whole and (is_list or all(call.arguments for call in calls)) else []
+    return calls if whole and (first == "[" or all(call.arguments for call in calls)) else []
