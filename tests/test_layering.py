@@ -41,7 +41,7 @@ PARTS = {
 PLANTED = {
     "connector.py": "_epochs.is_vram_empty",
     "programs/answers.py": "program.alters_answers program.prompt_end",
-    "scheduler/decider.py": "program.num_counted",
+    "scheduler/decider.py": "program.num_counted program.runs_blocks",
     "scheduler/gate.py": "held.turn.held_s turn.is_let_in",
     "scheduler/outcomes.py": "one.gap_s one.pin_end",
     "scheduler/retention.py": "pin.is_wish",
@@ -76,10 +76,10 @@ NOT_OURS = {
     "vllm/allocation.py": "_manager.allocate_slots",
     "vllm/attach.py": "ContinuumScheduler.__name__ ContinuumScheduler.__qualname__ "
     "config.get_scheduler_cls config.scheduler_cls engine_args.kv_transfer_config "
-    "engine_args_class.create_engine_config",
-    "vllm/compat.py": "request.status scheduler.defer_block_free scheduler.has_mamba_layers "
-    "scheduler.prefill_capacity_bound scheduler.recompute_kv_load_failures "
+    "engine_args_class.create_engine_config "
     "vllm_config.kv_transfer_config.kv_load_failure_policy",
+    "vllm/compat.py": "request.status scheduler.defer_block_free scheduler.has_mamba_layers "
+    "scheduler.prefill_capacity_bound",
     "vllm/coordinator.py": "coordinator.find_longest_cache_hit_per_group "
     "coordinator.remove_skipped_blocks",
     "vllm/planned.py": "DEVICE.capability args.kv_transfer_config args.load_format "
