@@ -67,6 +67,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._mode_on = Mode.UNATTACHED
             self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
             self._seen = self.costs.seen
+            compat.ask_to_recompute(vllm_config)  # whoever made it, maybe without our plugin
             self._wake = compat.find_wake()
         elif not why_aside:
             self.worker = build.worker(self.config, vllm_config)

@@ -76,10 +76,9 @@ NOT_OURS = {
     "vllm/allocation.py": "_manager.allocate_slots",
     "vllm/attach.py": "ContinuumScheduler.__name__ ContinuumScheduler.__qualname__ "
     "config.get_scheduler_cls config.scheduler_cls engine_args.kv_transfer_config "
-    "engine_args_class.create_engine_config "
-    "vllm_config.kv_transfer_config.kv_load_failure_policy",
+    "engine_args_class.create_engine_config",
     "vllm/compat.py": "request.status scheduler.defer_block_free scheduler.has_mamba_layers "
-    "scheduler.prefill_capacity_bound",
+    "scheduler.prefill_capacity_bound vllm_config.kv_transfer_config.kv_load_failure_policy",
     "vllm/coordinator.py": "coordinator.find_longest_cache_hit_per_group "
     "coordinator.remove_skipped_blocks",
     "vllm/planned.py": "DEVICE.capability args.kv_transfer_config args.load_format "

@@ -181,6 +181,8 @@ def test_equal_hash_ids_are_equal_text() -> None:
     assert len({tuple(prompt[:128]) for prompt in prompts}) == 1  # a system prompt, as recorded
     longer = [plan for plan in workload.programs if len(plan.turns) > 1]
     assert longer
+    spans = [each for plan in workload.programs for turn in plan.turns for each in turn.said]
+    assert max(span.tokens()[-1] for span in spans) < 2**63, "as any token that vLLM takes"
     for plan in longer:
         before, turn = plan.turns[0].tokens(), plan.turns[1].tokens()
         assert common(before, turn) >= len(before) - 2 * 128

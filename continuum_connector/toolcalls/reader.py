@@ -106,7 +106,6 @@ class ToolReader:
 
         `truncated`: the turn ended at its token limit or at the model's.
         """
-
         tokenizer = self._tokenizer.get()
         if tokenizer is None:
             return self._not_read("no_tokenizer")

@@ -95,14 +95,13 @@ def prepare(vllm_config: Any) -> None:
         return
     from continuum_connector import dram
     from continuum_connector.errors import ConfigError
-    from continuum_connector.vllm import node, probe
+    from continuum_connector.vllm import compat, node, probe
 
     if probe.why_aside(has_priorities=False, is_hybrid=False):
         return  # the connector says so
     node.keep_count(vllm_config)
-    # By default a failed load answers HTTP 500. The scheduler asks the engine's config, not the one
-    # that a MultiConnector's child gets.
-    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+    # Here, because the scheduler asks this config, not the one that a MultiConnector's child gets.
+    compat.ask_to_recompute(vllm_config)
     if ours.dram_bytes is None:
         if ours.disk_path and vllm_config.parallel_config.nnodes > 1:
             raise ConfigError(

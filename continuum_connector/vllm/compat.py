@@ -285,6 +285,12 @@ def wait_without_kv(scheduler: Any, request: Any) -> None:
             scheduler.waiting.prepend_request(request)
 
 
+def ask_to_recompute(vllm_config: Any) -> None:
+    """Make a failed load a miss (law 4): by default it answers HTTP 500. The scheduler reads this
+    after it has created the connector (v1/core/sched/scheduler.py, __init__)."""
+    vllm_config.kv_transfer_config.kv_load_failure_policy = "recompute"
+
+
 def free_blocks_at_once(scheduler: Any) -> None:
     """Undo `defer_block_free`: blocks that a victim frees return a step late, so up to vLLM 0.31
     one failed allocation preempts everybody, and since then the rest of the batch sits a step out.

@@ -20,7 +20,7 @@ from continuum_connector.tools.analysis.recorded import TOKEN_S, Conversation, c
 NAME = "mooncake.jsonl.gz"
 SOURCE = "https://github.com/kvcache-ai/Mooncake (FAST25-release/traces, Apache-2.0)"
 BLOCK = 512
-ANSWERS = 1 << 40  # streams of answers, which no prompt repeats token by token
+ANSWERS = 1 << 32  # streams of answers, which no prompt repeats token by token
 
 
 def mooncake(replay: Replay) -> Workload:
