@@ -4,8 +4,7 @@
     nice python -m tests.vllm.long_policy --traces 100000 --first-seed 812 --go-on
 
 A line per hundred traces says how far it is. A trace that breaks a rule is told with a small one
-that does, as a snippet to run again, and ends the run, unless `--go-on`. `--all` asks what is
-excluded, too.
+that does, as a snippet to run again, and ends the run, unless `--go-on`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     enter(options.version, __spec__.name)
     from tests.vllm.policy_draws import draw
-    from tests.vllm.policy_machine import RULES, asked_of, broken
+    from tests.vllm.policy_machine import broken
     from tests.vllm.policy_shrink import MAX_TRIES, report
 
     logging.disable(logging.WARNING)
@@ -32,12 +31,12 @@ def main(arguments: list[str]) -> int:
     for number in range(options.traces):
         seed = options.first_seed + number
         trace = draw(seed)
-        if found := broken(trace, list(RULES) if options.all else asked_of(trace)):
+        if found := broken(trace):
             failed.append(seed)
             rules.update(found.keys())
             max_tries = 0 if options.no_shrink else MAX_TRIES
             print(
-                f"seed {seed} {sorted(trace.features)}: {report(trace, found, max_tries)}",
+                f"seed {seed} {sorted(trace.kinds)}: {report(trace, found, max_tries)}",
                 flush=True,
             )
             if not options.go_on:
@@ -58,7 +57,6 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--go-on", action="store_true", help="after a trace that broke a rule")
     parser.add_argument("--no-shrink", action="store_true", help="tell the trace as it was drawn")
-    parser.add_argument("--all", action="store_true", help="ask what is excluded, too")
     return parser.parse_args(arguments)
 
 

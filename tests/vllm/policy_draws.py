@@ -7,7 +7,7 @@ clock, in ticks: what falls into one tick comes together.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -138,10 +138,9 @@ KINDS: dict[str, Callable[[random.Random, str], Plan]] = {
 }
 
 
-def draw(seed: int, excluded: Collection[str] = ()) -> Trace:
-    """The trace of that seed, of the kinds that are not excluded."""
+def draw(seed: int) -> Trace:
+    """The trace of that seed."""
     dice = random.Random(seed)
-    kinds = [name for name in KINDS if name not in excluded]
     slots, per_slot = dice.choice([0, 40, 60, 120, 200]), dice.choice([1, 3, 8])
     disk = slots * dice.choice([0, 0, 0, 2, 8]) // (2 * per_slot)
     head = dice.choice([0, 0, 32, 64])
@@ -154,7 +153,7 @@ def draw(seed: int, excluded: Collection[str] = ()) -> Trace:
         priorities=dice.random() < 0.15,
     )
     cast = ["agent"] * dice.randint(1, 3)
-    cast += [dice.choice(kinds) for _ in range(dice.randint(1, 3))]
+    cast += [dice.choice(list(KINDS)) for _ in range(dice.randint(1, 3))]
     plans = []
     for place, name in enumerate(cast):
         plan = KINDS.get(name, agent)(dice, f"{name}{place}")

@@ -290,15 +290,18 @@ def is_known(case: Case) -> Iterator[str]:
     """Who goes on from its own answer is taken for no new program, though nobody says a name.
 
     Slack: an answer that fills no block tells nobody whose it is; of two that go on from one
-    answer, either may be taken for the other.
+    answer, either may be taken for the other; what a compaction leaves may be a system prompt; and
+    a table that is full forgets.
     """
+    programs = case.nameless.programs
+    if len(set(programs)) > case.world.programs:
+        return
     for number, turn in enumerate(case.turns):
         last = case.before(number)
         if last is None or case.turns[last].who != turn.who or turn.cut is not None:
             continue
         if case.turns[last].answer < BLOCK + 4 or case.turns[last].final:
             continue
-        programs = case.nameless.programs
         if programs[number] not in programs[:number]:
             yield f"turn {number} of {turn.who} is taken for a new program"
 
@@ -313,25 +316,8 @@ RULES: dict[str, Rule] = {
 }
 
 
-# What is not asked yet of traces with what: (rule, one of Trace.features), and why.
-EXCLUDED: dict[tuple[str, str], str] = {
-    (
-        "idle_is_quiet",
-        "shared_slots",
-    ): "what to write is counted in blocks, where slots hold several",
-    ("is_known", "tails"): "lineage joins no turn whose last message is never kept",
-    ("is_known", "forks"): "lineage joins one of two children, and then not their parent",
-    ("is_known", "compactions"): "lineage knows no prompt that was cut",
-}
-
-
-def asked_of(trace: Trace) -> list[str]:
-    """The rules that are not excluded for the trace."""
-    return [name for name in RULES if not any((name, each) in EXCLUDED for each in trace.features)]
-
-
-def broken(trace: Trace, rules: Sequence[str]) -> dict[str, str]:
-    """Which of the rules the trace breaks, and how."""
+def broken(trace: Trace, rules: Sequence[str] = ()) -> dict[str, str]:
+    """Which of the rules, or of all, the trace breaks, and how."""
     case = Case(trace)
-    said = {name: "; ".join(RULES[name](case)) for name in rules}
+    said = {name: "; ".join(RULES[name](case)) for name in rules or RULES}
     return {name: how for name, how in said.items() if how}

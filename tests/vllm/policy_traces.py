@@ -99,11 +99,9 @@ class Trace:
         return f"Trace(\n    {self.world!r},\n    (\n{turns}    ),\n    {self.suspect!r},\n)"
 
     @property
-    def features(self) -> set[str]:
-        """The kinds of its clients, and what is special about its world."""
-        world, kinds = self.world, {turn.client.rstrip("0123456789") for turn in self.turns}
-        few = {"few_programs"} if world.programs < 100 else set()
-        return kinds | few | ({"shared_slots"} if world.per_slot > 1 else set())
+    def kinds(self) -> set[str]:
+        """Of its clients."""
+        return {turn.client.rstrip("0123456789") for turn in self.turns}
 
     def without(self, first: int, number: int) -> Trace:
         """The trace without so many turns; whoever follows comes as late as before."""
@@ -146,7 +144,7 @@ def texts(turns: Sequence[Turn]) -> list[Text]:
         if before is None:
             before = has.get(turn.of or "", prompt(turn.head))
         before = before[: turn.cut]
-        kept = before + prompt(turn.new, crc32(f"{turn.who} {len(before)}".encode()))
+        kept = before + prompt(turn.new, crc32(f"{turn.who} {number}".encode()))
         asked = kept + prompt(turn.tail, 10**10 + number)
         answer = reference(asked, turn.answer)
         has[turn.who] = kept + answer
