@@ -107,6 +107,7 @@ ALIKE = {
     "outcomes": "what is told of decisions",
     "policies": "each policy over the same loop",
     "renames": "minutes long, so of the others the newest alone is asked, below",
+    "policy_controls": "which faults the policy machine sees: the policy's doing",
     "policy_machine": "what agents find: the policy's doing",
     "side_requests": "what the contexts of one id take from each other: our own chains and pins",
     "tier_growth": "how many slots there are",
