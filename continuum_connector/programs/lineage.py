@@ -14,9 +14,9 @@ What identifies, and what must not:
             a client may write its answers anew, so much text as makes up for half of it.
     later:  from the second turn on, the prompt's blocks after the first that covers text of A's own
             follow an answer that only A got: then p-1 is strong, and so are those of BACK before
-            it. Needed where the last message changes afterwards: a reminder taken out again, an
-            answer written anew and with it the rest of its block; or where an old tool result
-            is cleared from the context.
+            it, and the first of them all. Needed where the last message changes afterwards: a
+            reminder taken out again, an answer written anew and with it the rest of its block; or
+            where an old tool result is cleared from the context.
     early:  blocks of EARLY before p of a first prompt. Needed where a request ends in a message
             that the next one lacks. They may be a system prompt that others share, however
             long, so they identify only with a proof:
@@ -134,8 +134,8 @@ class LineageIndex:
             early = {prompt_end - back for back in EARLY if prompt_end >= back} - strong
         else:
             own = known.own_from(block_hashes, following)
-            strong |= {prompt_end - back for back in BACK if prompt_end - back >= own}
-            strong |= {last.position} if last.of_prompt and not last.weak else set()
+            places = (own, *(prompt_end - back for back in BACK))
+            strong |= {place for place in places if own <= place < prompt_end}
         for position in sorted(early | strong | {prompt_end - 1} - {-1}):
             is_weak, of_prompt = position not in strong, position < prompt_end
             end = _End(program, parent, position, is_weak, of_prompt, num_prompt_tokens)

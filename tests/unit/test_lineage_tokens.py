@@ -53,15 +53,16 @@ class World:
 
 
 def agent(
-    world: World, name: str, begin: Tokens, tail: int, turns: int = 6, thinking: int = 0
+    world: World, name: str, begin: Tokens, tail: int, answers: int = 200, thinking: int = 0
 ) -> list[str]:
     """The names of an agent's turns, each of which ends in a message that it never keeps: a
-    reminder, the time. `thinking`: how many tokens of each answer it leaves out, too."""
+    reminder, the time. `answers`: of how many tokens; `thinking`: how many of each it leaves out.
+    """
     kept, names = list(begin), []
-    for turn in range(turns):
-        prompt, answer = kept + world.text(tail), world.text(200)
+    for turn in range(6):
+        prompt, answer = kept + world.text(tail), world.text(answers)
         names.append(world.turn(f"{name}{turn}", prompt, answer))
-        kept += answer[thinking:] + world.text(300)
+        kept += answer[thinking:] + world.text(3 * answers // 2)
     return names
 
 
@@ -75,6 +76,14 @@ def test_an_agent_whose_requests_end_in_a_message_that_is_never_kept(
     there are two full blocks that only this agent can have."""
     world = World(block, knows_tokens)
     assert len(set(agent(world, "a", world.text(2000), tail))) <= (1 if knows_tokens else 2)
+
+
+@TAILS
+@pytest.mark.parametrize("begin", [100, 200, 320])
+def test_an_agent_whose_turns_are_shorter_than_such_a_message(begin: int, tail: int) -> None:
+    """From its second turn on: a first prompt may be less than what the next one lacks of it."""
+    world = World(block=16)
+    assert len(set(agent(world, "a", world.text(begin), tail, answers=20)[1:])) == 1
 
 
 @BLOCKS
