@@ -151,7 +151,7 @@ class Decider:
         )
         choice = self.choose(finished, snapshot)
         if end is not TurnEnd.ABORTED:
-            self._finished(turn, asked, num_blocks, snapshot.now)
+            self._finished(turn, asked, snapshot.now)
         return finished, choice
 
     def choose(self, finished: FinishedTurn, snapshot: Snapshot) -> Choice:
@@ -198,12 +198,10 @@ class Decider:
         gaps = yield from self.gaps.to_state()
         return {"gaps": gaps, "costs": self.costs.state()}
 
-    def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
-        program = turn.program
-        if turn.is_admitted:  # a turn whose client went away while it waited never held a block
-            self._seen.footprint(num_blocks)
+    def _finished(self, turn: Turn, asked: Asked, now: float) -> None:
         if turn.is_stray:
             return
+        program = turn.program
         if turn.identity.hints.final:
             self._over(program, program.num_turns, now)
         else:

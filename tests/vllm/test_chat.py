@@ -51,6 +51,14 @@ def test_where_there_is_room_for_all_no_pin_gives_way() -> None:
     assert engine.num_pins() == NUM_PEOPLE
 
 
+def test_the_first_pin_of_a_server_is_worth_no_more_than_the_next() -> None:
+    engine = people(300)
+    for number in range(3):
+        engine.run_turn(f"a{number}", 400, seed=number)
+    first, *others = (pin.value for pin in engine.side.retention.pins)
+    assert others == pytest.approx([first] * 2, rel=0.1)
+
+
 def test_a_server_of_one_shot_requests_soon_pins_none() -> None:
     """Each is pinned at first, as if its person might be back; a hundred seconds later it is
     known that it is not. Contexts are dear, but nobody returns to them."""
