@@ -9,11 +9,12 @@ each with its slack and the reason for it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from continuum_connector.programs.lineage import NUM_CHAINS
 from continuum_connector.toolcalls.asked import UNREAD
 from tests.vllm.harness import Engine
 from tests.vllm.policy_traces import FIELDS, TOOLS, Trace, Turn, World, bursts, texts
@@ -134,7 +135,7 @@ class Case:
 
     def comes_back(self, number: int) -> bool:
         who = self.turns[number].who
-        return any(turn.who == who or turn.of == who for turn in self.turns[number + 1 :])
+        return any(who in (turn.who, turn.of) for turn in self.turns[number + 1 :])
 
     def seems_to(self, number: int) -> bool:
         """Whether the turn, or its client, says that the next one comes."""
@@ -142,19 +143,27 @@ class Case:
         says_so = turn.final is False or turn.ttl_s is not None or turn.keep_s is not None
         return says_so or (turn.tool is not None and not turn.final)
 
-    def tokens(self, numbers: Iterator[int]) -> int:
+    def tokens(self, numbers: Iterable[int]) -> int:
         """Of the blocks of those turns, each block once."""
         return BLOCK * len({block for number in numbers for block in self.blocks[number]})
 
     def lost_bets(self) -> int:
-        """Tokens of turns that seemed to come back and did not."""
-        numbers = range(len(self.turns))
-        return self.tokens(n for n in numbers if self.seems_to(n) and not self.comes_back(n))
+        """Tokens of what turns left that seemed to come back, and no later turn asked for."""
+        asked, lost = set[int](), set[int]()
+        for number in reversed(range(len(self.turns))):
+            lost.update(set(self.blocks[number]) - asked if self.seems_to(number) else ())
+            asked.update(self.said[number].asked_blocks)
+        return BLOCK * len(lost)
 
-    def largest(self, client: str | None = None) -> int:
-        """Tokens of the longest turn, of all or of one client."""
-        pairs = zip(self.turns, self.blocks, strict=True)
-        return BLOCK * max((len(b) for t, b in pairs if client in (None, t.client)), default=0)
+    def lies(self, client: str) -> int:
+        """Tokens of its turns that it said were its last ones, and went on from."""
+        pairs = enumerate(self.turns)
+        final = (n for n, turn in pairs if turn.client == client and turn.final)
+        return self.tokens(filter(self.comes_back, final))
+
+    def largest(self) -> int:
+        """Tokens of the longest turn."""
+        return BLOCK * max(map(len, self.blocks), default=0)
 
     def wanted(self, since: int, until: int) -> int:
         """How many blocks somebody may want from the end of turn `since` to turn `until`: those of
@@ -216,11 +225,11 @@ def as_stock(case: Case) -> Iterator[str]:
 def each_as_stock(case: Case) -> Iterator[str]:
     """So does each client.
 
-    Slack: as above, and once more its own longest turn, whose room may be worth more to others.
+    Slack: as above, and what it said was over.
     """
     stock, ours = case.stock.by_client(), case.ours.by_client()
     for client in ours:
-        slack = case.lost_bets() + case.largest() + case.largest(client)
+        slack = case.lost_bets() + case.largest() + case.lies(client)
         if ours[client] < stock[client] - slack:
             yield f"{client} finds {ours[client]} tokens, stock {stock[client]}, slack {slack}"
 
@@ -228,10 +237,10 @@ def each_as_stock(case: Case) -> Iterator[str]:
 def as_nameless(case: Case) -> Iterator[str]:
     """A name never makes it worse.
 
-    Slack: the longest turn: who is known better is expected better, and so somebody else leaves.
+    Slack: as above: what has one name is as old as the first of it, so other bets are lost.
     """
     nameless, ours = sum(case.nameless.found), sum(case.ours.found)
-    slack = case.largest()
+    slack = case.lost_bets() + case.largest()
     if ours < nameless - slack:
         yield f"all find {ours} tokens, without names {nameless}, slack {slack}"
 
@@ -239,19 +248,18 @@ def as_nameless(case: Case) -> Iterator[str]:
 def costs_its_room(case: Case) -> Iterator[str]:
     """What a client says costs all others no more than the room of its own blocks.
 
-    Slack: none beside that room, each block once.
+    Slack: that room, whenever it takes it: with each token that is computed for it.
     """
-    numbers = [n for n, turn in enumerate(case.turns) if turn.client != case.suspect]
-    if len(numbers) in (0, len(case.turns)):
-        return
-    theirs, room = set(numbers), range(len(case.turns))
-    slack = case.tokens(n for n in room if n not in theirs)
-    said, unsaid = (
-        sum(map(each.found.__getitem__, numbers)) for each in (case.ours, case.unsuspected)
-    )
-    if said < unsaid - slack:
-        beside = f"beside {case.suspect} others find {said} tokens"
-        yield f"{beside}, {unsaid} if it says nothing, slack {slack}"
+    beside, slack = Counter[str](), 0
+    for number, turn in enumerate(case.turns):
+        said, unsaid = case.ours.found[number], case.unsuspected.found[number]
+        if turn.client == case.suspect:
+            slack += BLOCK * len(case.blocks[number]) * turn.copies - said
+        else:
+            beside.update(said=said, unsaid=unsaid)
+    if beside["said"] < beside["unsaid"] - slack:
+        found = f"beside {case.suspect} others find {beside['said']} tokens"
+        yield f"{found}, {beside['unsaid']} if it says nothing, slack {slack}"
 
 
 def idle_is_quiet(case: Case) -> Iterator[str]:
@@ -291,10 +299,10 @@ def is_known(case: Case) -> Iterator[str]:
 
     Slack: an answer that fills no block tells nobody whose it is; of two that go on from one
     answer, either may be taken for the other; what a compaction leaves may be a system prompt; and
-    a table that is full forgets.
+    a table forgets that is full, of programs or of their chains.
     """
     programs = case.nameless.programs
-    if len(set(programs)) > case.world.programs:
+    if NUM_CHAINS * len(set(programs)) > case.world.programs:
         return
     for number, turn in enumerate(case.turns):
         last = case.before(number)

@@ -132,12 +132,13 @@ def goes_on(who: str, number: int, first: int, **said: Any) -> Turn:
 
 
 def beside_chats(num_agents: int, length: int, num_rounds: int) -> Trace:
-    """Agents, three chats with people that take turns, and questions."""
+    """Agents, three chats with people, of which one goes on in each round, and questions."""
 
     def turns(number: int) -> Iterator[Turn]:
-        final = number == num_rounds - 1 or None
-        yield goes_on(f"chat.{number % 3}", number // 3, 208)
+        for chat in [number % 3] if number else range(3):
+            yield goes_on(f"chat.{chat}", number, 208)
         for each in range(num_agents):
+            final = number == num_rounds - 1 or None
             yield goes_on(f"agent{each}.main", number, length, tool="run", final=final)
         yield Turn(f"question.{number}", 200, final=True)
 
@@ -192,8 +193,8 @@ def that_share_a_disk_slot(number: int) -> Iterator[Turn]:
 
 
 CONTROLS: list[tuple[str, Callable[[Patch], None], Trace]] = [
-    ("as_stock", what_people_were_told_stays, beside_chats(3, 60, 6)),
-    ("each_as_stock", what_people_were_told_stays, beside_chats(1, 200, 9)),
+    ("as_stock", what_people_were_told_stays, beside_chats(3, 90, 3)),
+    ("each_as_stock", what_people_were_told_stays, beside_chats(1, 200, 7)),
     ("as_nameless", a_turn_supersedes_its_program, rounds(3, one_id)),
     ("costs_its_room", what_is_asked_for_waits, beside_a_liar(asks_for_much)),
     ("costs_its_room", a_last_turn_ends_what_it_shares, beside_a_liar(says_it_is_over, head=160)),
