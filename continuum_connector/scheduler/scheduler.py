@@ -232,7 +232,7 @@ class SchedulerSide:
         elif turn.is_preempted:
             self.records.happened("readmit", now, turn)
         turn.is_preempted = False
-        self.retention.hand_over(turn.program.key, request.request_id, now)
+        self.retention.hand_over(turn.program.key, request.request_id, turn.since, now)
 
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.toolcalls.asked import Asked, Ending
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.machine_draws import COSTS
@@ -187,6 +188,21 @@ def test_a_history_that_is_condensed_leaves_dram_in_the_end_and_others_first_not
         turn(engine, f"f{number}", prompt(600, seed=50 + number), None, final=True)
     assert turn(engine, "short3", history, "p") >= 96
     assert turn(engine, "other2", engine.next_prompt("other", 16), "q") >= 384
+    check(engine)
+
+
+def test_what_a_client_never_keeps_gives_way_before_what_others_left() -> None:
+    """Its requests end in a message that the next one lacks, so no turn takes such a pin over."""
+    engine = ours(100, 0)
+    begin = prompt(320, seed=1)
+    turn(engine, "a0", begin + prompt(96, seed=7), "agent")
+    turn(engine, "other", prompt(200, seed=2), "other")
+    turn(engine, "a1", begin + prompt(16, seed=3) + prompt(96, seed=8), "agent")
+    assert engine.cached["a1"][0] == 320
+    old, *others = engine.connector.side.pins
+    turn(engine, "new", prompt(930, seed=4), None, final=True)
+    assert old.ended is PinEnd.PRESSURE
+    assert list(engine.connector.side.pins) == others
     check(engine)
 
 
