@@ -76,7 +76,8 @@ T = TypeVar("T")
 
 # With fewer observations, a key's curve is mostly its parent's, so little is lost with the key.
 FEW = 8.0
-# A parent's curve counts as so many observations; in bench/gaps 4 to 16 are about equally good.
+# A parent's curve counts as so many observations; 4 to 16 are about equally good (bench/gaps of
+# c109eba).
 PRIOR_WEIGHT = FEW
 
 # Agents have tens of tools, a shell some hundred commands. Beyond this, tools are forgotten

@@ -60,7 +60,7 @@ def test_every_command_is_played_with() -> None:
     """What `python -m` runs reads its options with argparse, where they can be found."""
     with without(HEAVY):
         titles = {command.title for command in commands()}
-    assert {"continuum top", "continuum bench compare", "python -m bench.gaps.run"} <= titles
+    assert {"continuum top", "continuum bench compare", "python -m bench.sim.validate"} <= titles
     for name in modules():
         path = ROOT / name.replace(".", "/")
         text = (path.with_suffix(".py") if not path.is_dir() else path / "__main__.py").read_text()
@@ -265,7 +265,7 @@ def test_ctrl_c_while_it_is_loaded_ends_without_a_word(tmp_path: Path, package: 
 def test_ctrl_c_while_a_benchmark_is_loaded_ends_without_a_word(tmp_path: Path) -> None:
     press = "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(9)"
     (tmp_path / "msgspec.py").write_text(press)
-    words = [sys.executable, "-m", "bench.gaps.run", "x"]
+    words = [sys.executable, "-m", "bench.sim.validate", "x"]
     environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
@@ -273,7 +273,7 @@ def test_ctrl_c_while_a_benchmark_is_loaded_ends_without_a_word(tmp_path: Path) 
 
 def test_a_benchmark_says_which_package_it_lacks(tmp_path: Path) -> None:
     (tmp_path / "msgspec.py").write_text("import nothing_of_this_name")
-    words = [sys.executable, "-m", "bench.gaps.run", "x"]
+    words = [sys.executable, "-m", "bench.sim.validate", "x"]
     environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, check=False)
     assert done.returncode == 1
