@@ -16,7 +16,7 @@ from datetime import date
 from bench.cli import start, teaching_parser
 from bench.sim.provenance import ROOT, versions
 
-PARTS = ("paired", "queue", "gate", "calls", "turns", "resets", "probe")
+PARTS = ("paired", "queue", "calls", "probe")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
