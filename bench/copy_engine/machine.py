@@ -14,8 +14,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.copy_engine.rivals import CpuRivals, Rivals
-
 
 class Buffer(Protocol):
     """Memory at `address`, for as long as the object lives."""
@@ -73,10 +71,6 @@ class Machine(Protocol):
     def stream(self) -> Stream: ...
     def pages(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> Pages:
         """In VRAM: with `block_first` a block's layers lie together, else a layer's blocks."""
-        ...
-
-    def rivals(self, num_blocks: int, block_bytes: int) -> Rivals:
-        """What else copies blocks here, over memory of its own."""
         ...
 
 
@@ -153,6 +147,3 @@ class CpuMachine:
 
     def pages(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> CpuPages:
         return CpuPages(num_blocks, layers, piece, block_first)
-
-    def rivals(self, num_blocks: int, block_bytes: int) -> CpuRivals:
-        return CpuRivals(num_blocks, block_bytes)

@@ -14,8 +14,6 @@ from rich.console import Console
 
 from bench.cli import names_of, start, teaching_parser, whole
 from bench.common.progress import Progress
-from bench.copy_engine.bandwidth import measure_bandwidth
-from bench.copy_engine.checksums import measure_checksums
 from bench.copy_engine.delay import measure_delay
 from bench.copy_engine.device_decode import measure_decode, measure_prefill
 from bench.copy_engine.device_layout import measure_layout
@@ -48,14 +46,10 @@ what happens
 reading the tables
   submit     time of the calling thread; a lane that sleeps, 50 ms after its last work, has to be
              woken (a system call)
-  delay      from the hand-over to the first copy, beside a thread that computes in Python:
-             a Python copy thread needs the GIL for that, the engine does not
-  bandwidth  against one large memmove in the same run; shuffled blocks, nothing merges
-  checksums  what it costs to sum stored blocks and to check loaded ones; a slower report,
-             for the copies themselves go on meanwhile
+  delay      from the hand-over to the first copy, beside a thread that computes in Python
   with a GPU, also:
-  device_submit, device_delay, device_bandwidth
-             the same over the real driver; the rivals' copies are on the device too, by torch
+  device_submit, device_delay
+             the same over the real driver
   peak       the bus alone: one large copy each way, both at once
   sweep      the engine by chunk size, number of blocks and path to the driver
   duplex     the engine kept at work one way and both ways, against the peak of the same run
@@ -80,8 +74,6 @@ CPU_SECTIONS: dict[str, Measure] = {
     "submit": measure_submit,
     "calls": measure_calls,
     "delay": measure_delay,
-    "bandwidth": measure_bandwidth,
-    "checksums": measure_checksums,
 }
 DEVICE_SECTIONS: dict[str, Measure] = {
     "device_submit": measure_submit,
@@ -93,7 +85,6 @@ DEVICE_SECTIONS: dict[str, Measure] = {
     "decode": measure_decode,
     "prefill": measure_prefill,
     "layout": measure_layout,
-    "device_bandwidth": measure_bandwidth,
     "pages": measure_pages,
     "pin": measure_pin,
     "growth": measure_growth,

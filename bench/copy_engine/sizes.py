@@ -20,12 +20,9 @@ class Sizes:
     step_s: float = 0.015
     handed_blocks: int = 1024
     handed_bytes: int = 16 * KIB  # per block
-    # Bandwidth.
-    chunks: tuple[int, ...] = (4 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 512 * KIB, 2 * MIB)
-    copied_bytes: int = 128 * MIB
-    repeats: int = 5
-    patience_s: float = 0.3  # a contender that is slower is measured for this long
     # Device.
+    chunks: tuple[int, ...] = (4 * KIB, 16 * KIB, 32 * KIB, 64 * KIB, 512 * KIB, 2 * MIB)
+    repeats: int = 5
     peak_bytes: int = 1024 * MIB
     counts: tuple[int, ...] = (16, 256, 2048, 8192)  # blocks of a transfer
     sweep_bytes: int = 2048 * MIB  # no transfer is longer
@@ -49,9 +46,7 @@ FULL = Sizes()
 QUICK = Sizes(
     calls=100,
     steps=60,
-    copied_bytes=32 * MIB,
     repeats=3,
-    patience_s=0.1,
     peak_bytes=256 * MIB,
     counts=(16, 1024),
     sweep_bytes=512 * MIB,

@@ -9,7 +9,6 @@ from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Say, Section, Target, spread
 from bench.copy_engine.rig import Rig, another_core, compute
 from bench.copy_engine.sizes import Sizes
-from bench.copy_engine.wake import wake_ups
 from continuum_connector.worker.engine import Direction
 
 PIECE = 64  # bytes: what is copied does not matter here
@@ -32,8 +31,7 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
         "computed for 5 ms since the last transfer, as a step does, and the lane naps. Nothing "
         "submitted: at such a moment, only the ids made bytes and an empty call of the library: "
         "what cold caches leave of any call. Asleep: the caller computed for 60 ms, and the lane "
-        "has to be woken. The last row is what the system takes to wake any sleeping thread there, "
-        "by one sem_post.",
+        "has to be woken.",
     )
     for regions in sizes.regions:
         for blocks in sizes.blocks:
@@ -45,9 +43,6 @@ def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
                     samples = measure(rig, blocks, sizes.calls)
                     section.rows.append((str(blocks), str(regions), lane, *spread(samples)))
                     section.samples[f"{blocks} blocks, {regions} regions, {lane}"] = samples
-    say("a bare wake-up")
-    section.samples["wake-up"] = wake_ups(sizes.calls)
-    section.rows.append(("-", "-", "only woken", *spread(section.samples["wake-up"])))
     for lane in ("at work", "between steps"):
         most = [
             section.samples[f"{sizes.blocks[-1]} blocks, {regions} regions, {lane}"]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.copy_engine.machine import Buffer
-from bench.copy_engine.torch_rivals import TorchRivals
 
 WIDTH, ROWS, MATMULS = 8192, 64, 4  # 128 MiB of weights per product: more than an L2 holds
 PREFILL_ROWS = 2048  # 0.3 TFLOP per product: the weights are read once, so it is bound by computing
@@ -57,9 +56,6 @@ class TorchMachine:
 
     def pages(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> TorchPages:
         return TorchPages(self.where, num_blocks, layers, piece, block_first)
-
-    def rivals(self, num_blocks: int, block_bytes: int) -> TorchRivals:
-        return TorchRivals(self.where, num_blocks, block_bytes)
 
 
 class TorchBuffer:

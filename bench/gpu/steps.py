@@ -254,12 +254,12 @@ STEPS = (
     _copies(
         "aims",
         "It copies at 95 % of the bus, and both ways at once",
-        *("peak,duplex", "bandwidth", 120.0, False),
+        *("peak,duplex", "submit", 120.0, False),
     ),
     _copies(
         "submit",
         "A submit costs a step 20 us, a copy begins within 5 ms, a pool is locked",
-        *("device_submit,device_delay,pin,pages", "submit,delay", 140.0, True),
+        *("device_submit,device_delay,pin,pages", "delay", 140.0, True),
     ),
     _equal(
         "equal",

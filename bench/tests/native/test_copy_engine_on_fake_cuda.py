@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("rich")
@@ -16,10 +15,8 @@ pytest.importorskip("rich")
 from bench.copy_engine import run
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.torch_machine import TorchMachine
-from bench.copy_engine.torch_rivals import TorchRivals
 from bench.tests.native.test_copy_engine import assert_complete
 from bench.tests.native.tiny import TINY
-from continuum_connector.worker.engine import Direction
 from tests.native.libcuda import python_over
 
 SECTIONS = """
@@ -60,16 +57,14 @@ def test_every_device_section_runs_over_the_cuda_driver(on_fake_gpu: dict[str, A
     assert all(section["rows"] for section in on_fake_gpu.values())
 
 
-@pytest.mark.parametrize("name", ["device_submit", "device_delay", "device_bandwidth"])
+@pytest.mark.parametrize("name", ["device_submit", "device_delay"])
 def test_what_is_measured_on_both_names_its_machine(on_fake_gpu: dict[str, Any], name: str) -> None:
     section = on_fake_gpu[name]
     assert "(fake device)" in section["title"]
     assert all("(fake device)" in target["text"] for target in section["targets"])
 
 
-def test_the_delay_of_a_device_has_the_rivals_and_the_target(on_fake_gpu: dict[str, Any]) -> None:
-    ways = [row[0] for row in on_fake_gpu["device_delay"]["rows"]]
-    assert ways[:2] == ["engine", "Python thread, one copy"]
+def test_the_delay_of_a_device_has_the_target(on_fake_gpu: dict[str, Any]) -> None:
     (target,) = on_fake_gpu["device_delay"]["targets"]
     assert (target["limit"], target["unit"]) == (5.0, "ms")
 
@@ -135,30 +130,3 @@ def torch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> TorchMachine:
 def test_each_section_runs_over_a_torch_machine(torch_on_cpu: TorchMachine, name: str) -> None:
     with same_cores_afterwards():
         assert_complete(run.ALL_SECTIONS[name](torch_on_cpu, TINY, lambda _: None))
-
-
-@pytest.mark.parametrize("direction", Direction)
-@pytest.mark.parametrize("way", ["each", "indexed"])
-def test_torch_rivals_copy_block_to_slot_and_back(
-    torch_on_cpu: TorchMachine, way: str, direction: Direction
-) -> None:
-    rivals = torch_on_cpu.rivals(4, 8)
-    blocks, slots = (np.array(each, dtype=np.int32) for each in ([2, 0], [1, 3]))
-    vram, pool = rivals._vram, rivals._slots
-    (src, at), (dst, to) = ((vram, blocks), (pool, slots))
-    if direction is Direction.LOAD:
-        (src, at), (dst, to) = (dst, to), (src, at)
-    dst.zero_()
-    src[:] = src.new_tensor(range(1, 33)).view(4, 8)
-    copied = copy_by(rivals, way, direction, blocks, slots)
-    assert copied == 2 * 8
-    for one, other in zip(at, to, strict=True):
-        assert (dst[other] == src[one]).all()
-    assert int((dst != 0).any(1).sum()) == 2
-
-
-def copy_by(rivals: TorchRivals, way: str, direction: Direction, *ids: Any) -> int:
-    if way == "each":
-        return rivals.each(direction, *ids, 10.0)
-    rivals.indexed(direction, *ids)()
-    return 2 * 8
