@@ -4,7 +4,6 @@ Fires chats, completions, responses and messages of many turns at `vllm serve` w
 and all that it may have (both tiers, middleware, trace, state, switch): forks, compactions, two
 answers at once, streams, stop strings, hang-ups after 20 to 500 ms, tenants' salts, hints of any
 JSON type and size, prefix cache resets, the switch off and on. Then the same at stock vLLM.
-Then kill -9 of each process of a fresh server.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from bench.serve.tiny_model import make_model
 from bench.storm.agents import Force
 from bench.storm.arm import OURS, STOCK, ArmRun, Say, run_arm
 from bench.storm.judge import Finding, Verdict, judge
-from bench.storm.kills import Kill, kill_each
 from bench.storm.plan import MODEL
 from bench.storm.report import as_json, print_all
 from continuum_connector.config import POLICIES
@@ -44,7 +42,6 @@ what must be true (exit status 1 otherwise)
               by without a cause; above 5 %, or below 1,000 requests: not seen
   hits        tokens found of tokens looked up, in the last quarter of the requests, are at
               most 5 % of all fewer than in the first half
-  kill -9     nothing is left that stock does not leave, and nothing that bears our name
 
 with --virtual there is no server: vLLM's own scheduler, all of our scheduler half, our middleware
 and vLLM's schemas, in virtual time; steps, copies and answers are made up. Then, besides:
@@ -53,9 +50,9 @@ and vLLM's schemas, in virtual time; steps, copies and answers are made up. Then
   memory      this process, in which the agents are too, grows over the storm by less than 5 %
 
 examples
-  python -m bench.storm                             both servers, and the kills
+  python -m bench.storm                             both servers
   python -m bench.storm --smoke                     a small one, ours alone
-  python -m bench.storm --requests 20000 --json storm.json --no-kill
+  python -m bench.storm --requests 20000 --json storm.json
   python -m bench.storm --virtual --requests 100000 --json storm.json
                                                     seven minutes of a quiet core
   python -m bench.storm --seed 7 --concurrency 64   other agents, and more of them at once
@@ -69,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     progress = Console(stderr=True, highlight=False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # a `kill` stops the servers too
     try:
-        runs, kills, findings = _run(
+        runs, findings = _run(
             options, force, lambda text: progress.print(text, markup=False, soft_wrap=True)
         )
     except KeyboardInterrupt:
@@ -78,10 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ServerError as error:
         progress.print(str(error), style="red", markup=False)
         return 1
-    print_all(Console(width=None if sys.stdout.isatty() else 140), runs, kills, findings)
+    print_all(Console(width=None if sys.stdout.isatty() else 140), runs, findings)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(as_json(force, runs, kills, findings), indent=1))
+        options.json.write_text(json.dumps(as_json(force, runs, findings), indent=1))
     return int(any(finding.verdict is Verdict.WRONG for finding in findings))
 
 
@@ -99,46 +96,39 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--policy", choices=POLICIES, default=Force.policy, help=f"what decides ({Force.policy})")
     add("--no-stock", action="store_true", help="ours alone: nothing to compare memory with")
-    add("--no-kill", action="store_true", help="without kill -9 of each process")
     add("--virtual", action="store_true", help="no server: vLLM's scheduler in virtual time")
-    add("--smoke", action="store_true", help="small: ours alone, no kills; about a minute")
+    add("--smoke", action="store_true", help="small: ours alone; about a minute")
     add("--json", type=Path, metavar="FILE", help="write everything there")
     options = parser.parse_args(argv)
     options.requests = options.requests or (SMOKE if options.smoke else 1500)
     options.no_stock |= options.smoke
-    options.no_kill |= options.smoke
     return options
 
 
-def _run(
-    options: argparse.Namespace, force: Force, say: Say
-) -> tuple[list[ArmRun], list[Kill], list[Finding]]:
+def _run(options: argparse.Namespace, force: Force, say: Say) -> tuple[list[ArmRun], list[Finding]]:
     """Everything that was asked for, or what there was before a server did not start."""
     if options.virtual:
         return _run_virtual(force, say)
     model = make_model(MODEL)
     runs: list[ArmRun] = []
-    kills: list[Kill] = []
     failed: list[Finding] = []
     arms = (OURS,) if options.no_stock else (OURS, STOCK)
     try:
         runs.extend(run_arm(arm, model, force, say) for arm in arms)
-        for arm in () if options.no_kill else arms:
-            kills.extend(kill_each(arm, model, force, say))
     except ServerError as error:
         if not runs:
             raise
         failed.append(Finding("start", Verdict.WRONG, str(error).partition("\n")[0]))
     stock = runs[1] if len(runs) > 1 else None
-    return runs, kills, [*judge(runs[0], stock, kills), *failed]
+    return runs, [*judge(runs[0], stock), *failed]
 
 
-def _run_virtual(force: Force, say: Say) -> tuple[list[ArmRun], list[Kill], list[Finding]]:
+def _run_virtual(force: Force, say: Say) -> tuple[list[ArmRun], list[Finding]]:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is imported
     from bench.storm.fake_arm import judge_fake, run_fake  # vLLM, which takes seconds
 
     run = run_fake(force, say)
-    return [run], [], judge_fake(run)
+    return [run], judge_fake(run)
 
 
 if __name__ == "__main__":

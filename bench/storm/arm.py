@@ -90,16 +90,12 @@ def hits(metrics: Metrics) -> list[float]:
 
 
 @contextmanager
-def serving(
-    name: str, model: Path, policy: str, log_name: str = ""
-) -> Iterator[tuple[VllmServer, Path]]:
+def serving(name: str, model: Path, policy: str) -> Iterator[tuple[VllmServer, Path]]:
     """A server of one arm, and the folder in which it may leave files; both are gone after."""
     folder = Path(tempfile.mkdtemp(prefix="storm-"))
     try:
         (folder / "scratch").mkdir()
-        with VllmServer(
-            model, log_name or f"storm-{name}", server_options(name, folder, policy)
-        ) as server:
+        with VllmServer(model, f"storm-{name}", server_options(name, folder, policy)) as server:
             yield server, folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from bench.serve.metrics import Metrics, total
 from bench.storm.arm import ArmRun
-from bench.storm.kills import Kill, worse
 from bench.storm.processes import ROLES
 from bench.storm.slopes import Growth, growth
 
@@ -37,7 +36,7 @@ class Finding:
     text: str
 
 
-def judge(ours: ArmRun, stock: ArmRun | None, kills: Sequence[Kill]) -> list[Finding]:
+def judge(ours: ArmRun, stock: ArmRun | None) -> list[Finding]:
     """Every finding, in the order in which the report prints them."""
     return [
         _statuses(ours),
@@ -48,7 +47,6 @@ def judge(ours: ArmRun, stock: ArmRun | None, kills: Sequence[Kill]) -> list[Fin
         _ledger(ours),
         *_memory(ours, stock),
         _hits(ours),
-        *_kills(kills),
     ]
 
 
@@ -185,17 +183,3 @@ def _hits(run: ArmRun) -> Finding:
     if run.tally.num_ended < ENOUGH:
         return Finding("hits", Verdict.UNSEEN, text)
     return found("hits", all(r.late >= r.early - MOST_LOST for r in (vllms, ours)), text)
-
-
-# --- kill -9 --------------------------------------------------------------------------------
-def _kills(kills: Sequence[Kill]) -> list[Finding]:
-    """Each kill of ours beside the same of stock, where there is one."""
-    by_arm = {(kill.arm, kill.role): kill for kill in kills}
-    findings = []
-    for (arm, role), kill in by_arm.items():
-        stock = by_arm.get(("stock", role))
-        if arm != "stock":
-            wrong = worse(kill, stock)
-            text = "; ".join(wrong) or f"nothing of ours left ({kill.in_words})"
-            findings.append(found(f"kill -9 {role}", not wrong, text))
-    return findings

@@ -1,17 +1,13 @@
-"""A server's processes, from /proc: which there are, what they hold, and what is left of them."""
+"""A server's processes, from /proc: which there are, and what they hold."""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-from collections.abc import Iterable
 from pathlib import Path
 
 API_SERVER, ENGINE, WORKER = "API server", "EngineCore", "Worker"
 ROLES = (API_SERVER, ENGINE, WORKER)
 PROC = Path("/proc")
-SHARED_MEMORY = "/dev/shm/"
 
 
 def processes(session: int) -> dict[int, str]:
@@ -22,14 +18,6 @@ def processes(session: int) -> dict[int, str]:
             pid = int(folder.name)
             found[pid] = API_SERVER if pid == session else _role(folder)
     return found
-
-
-def pid_of(session: int, role: str) -> int:
-    """The process that plays `role`; ProcessLookupError if there is none."""
-    for pid, found in processes(session).items():
-        if found == role:
-            return pid
-    raise ProcessLookupError(f"server {session} has no process {role}")
 
 
 def resident_bytes(session: int) -> dict[str, int]:
@@ -43,28 +31,6 @@ def resident_bytes(session: int) -> dict[str, int]:
         size = _resident(PROC / str(pid))
         sums[role] = sums.get(role, 0) + size
     return sums
-
-
-def shared_memory(pids: Iterable[int]) -> set[str]:
-    """The files of /dev/shm that these processes have mapped or open, and that still are there.
-
-    Asked of the processes, for other servers of this machine keep theirs in the same folder.
-    """
-    found: set[str] = set()
-    for pid in pids:
-        found |= set(_mapped(PROC / str(pid)))
-    return {name for name in found if Path(name).exists()}
-
-
-def listens(port: int) -> bool:
-    """Whether somebody answers on the port, or keeps it from the next server."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-    return False
 
 
 def _session(folder: Path) -> int:
@@ -98,13 +64,3 @@ def _resident(folder: Path) -> int:
     return 1024 * sum(
         int(size) for size in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.M)
     )
-
-
-def _mapped(folder: Path) -> list[str]:
-    try:
-        maps = (folder / "maps").read_text()
-        opened = [os.readlink(entry) for entry in (folder / "fd").iterdir()]
-    except OSError:
-        return []
-    found = re.findall(rf"({SHARED_MEMORY}\S+)$", maps, re.M)
-    return [*found, *(name for name in opened if name.startswith(SHARED_MEMORY))]

@@ -15,22 +15,17 @@ from rich.table import Table
 from bench.storm.agents import Force
 from bench.storm.arm import ArmRun
 from bench.storm.judge import OUR_HITS, VLLM_HITS, Finding, Verdict, growth_of, hit_rate
-from bench.storm.kills import Kill
 from bench.storm.processes import ROLES
 from bench.storm.slopes import sparkline
 
 STYLES = {Verdict.OK: "", Verdict.WRONG: "red", Verdict.UNSEEN: "dim"}
 
 
-def print_all(
-    console: Console, runs: Sequence[ArmRun], kills: Sequence[Kill], findings: Sequence[Finding]
-) -> None:
+def print_all(console: Console, runs: Sequence[ArmRun], findings: Sequence[Finding]) -> None:
     """The tables, and below them one line per finding."""
     console.print(_statuses(runs))
     console.print(_memory(runs))
     console.print(_hits(runs))
-    if kills:
-        console.print(_kills(kills))
     for run in runs:
         for line in run.tally.unexpected:
             console.print(f"{run.name}: {line}", style="red", markup=False)
@@ -78,13 +73,6 @@ def _hits(runs: Sequence[ArmRun]) -> Table:
     return table
 
 
-def _kills(kills: Sequence[Kill]) -> Table:
-    table = _table("Left after kill -9 of", "", "server", "of it alone", "of its group")
-    for kill in sorted(kills, key=lambda kill: (kill.role, kill.arm)):
-        table.add_row(kill.role, kill.arm, kill.alone.in_words, kill.group.in_words)
-    return table
-
-
 def _findings(findings: Sequence[Finding]) -> Table:
     table = Table(title="Findings", title_justify="left")
     for column in ("", "", ""):
@@ -95,9 +83,7 @@ def _findings(findings: Sequence[Finding]) -> Table:
     return table
 
 
-def as_json(
-    force: Force, runs: Sequence[ArmRun], kills: Sequence[Kill], findings: Sequence[Finding]
-) -> dict[str, Any]:
+def as_json(force: Force, runs: Sequence[ArmRun], findings: Sequence[Finding]) -> dict[str, Any]:
     """Everything, for --json."""
     return {
         "storm": asdict(force),
@@ -105,5 +91,4 @@ def as_json(
         "machine": {"cpus": os.cpu_count(), "system": platform.platform()},
         "findings": [{**asdict(each), "verdict": each.verdict.value} for each in findings],
         "servers": [run.as_json() for run in runs],
-        "kills": [asdict(kill) for kill in kills],
     }

@@ -16,7 +16,6 @@ from bench.storm import __main__ as command
 from bench.storm.arm import OURS, STOCK, ArmRun, Sample, tracebacks
 from bench.storm.client import ABORTED, Ended, Tally
 from bench.storm.judge import Finding, Verdict, compare, hit_rate, judge
-from bench.storm.kills import Kill, Left, worse
 from bench.storm.processes import (
     API_SERVER,
     ENGINE,
@@ -62,8 +61,8 @@ def a_run(name: str = OURS, leak: float = 0.0, requests: int = REQUESTS) -> ArmR
     return run
 
 
-def wrong(run: ArmRun, stock: ArmRun | None = None, kills: tuple[Kill, ...] = ()) -> list[str]:
-    return [f.what for f in judge(run, stock, kills) if f.verdict is Verdict.WRONG]
+def wrong(run: ArmRun, stock: ArmRun | None = None) -> list[str]:
+    return [f.what for f in judge(run, stock) if f.verdict is Verdict.WRONG]
 
 
 def found(what: str, findings: list[Finding]) -> Finding:
@@ -71,8 +70,7 @@ def found(what: str, findings: list[Finding]) -> Finding:
 
 
 def test_a_storm_in_which_all_went_well_has_no_finding_against_it() -> None:
-    kills = (Kill(OURS, ENGINE, Left(), Left()), Kill(STOCK, ENGINE, Left(), Left()))
-    findings = judge(a_run(), a_run(STOCK), kills)
+    findings = judge(a_run(), a_run(STOCK))
     assert {finding.verdict for finding in findings} == {Verdict.OK}
 
 
@@ -98,7 +96,7 @@ def test_a_dead_server_an_idle_connector_and_a_wrong_answer_are_found() -> None:
     dead.alive = False
     idle.scrapes[-1] = (REQUESTS, metrics(REQUESTS, **{"continuum:loads_total": 0.0}))
     assert wrong(dead) == ["server"]
-    assert found("ledger", judge(dead, None, ())).verdict is Verdict.UNSEEN
+    assert found("ledger", judge(dead, None)).verdict is Verdict.UNSEEN
     assert "connector" in wrong(idle)
     lying.answers[1].add("maybe")
     assert wrong(lying) == ["answers"]
@@ -115,7 +113,7 @@ def test_a_traceback_that_is_no_refusal_and_not_stocks_is_found() -> None:
     assert wrong(run) == ["log"]
     run.tracebacks.append("continuum_connector.errors.InvariantError: transfer 812")
     assert wrong(run, stock) == ["log"]
-    assert "transfer 812" in found("log", judge(run, stock, ())).text
+    assert "transfer 812" in found("log", judge(run, stock)).text
 
 
 # --- the ledger -----------------------------------------------------------------------------
@@ -159,7 +157,7 @@ def test_a_storm_too_short_or_too_noisy_says_that_it_saw_nothing() -> None:
     noisy = replace(steady, noise=5 * MIB)
     assert compare(ENGINE, leak, noisy).verdict is Verdict.UNSEEN
     assert compare(ENGINE, replace(leak, requests=150), steady).verdict is Verdict.UNSEEN
-    findings = judge(a_run(leak=10**5), None, ())
+    findings = judge(a_run(leak=10**5), None)
     assert found("memory", findings).verdict is Verdict.UNSEEN
 
 
@@ -200,38 +198,6 @@ def test_hits_that_decay_are_found_by_whichever_counter() -> None:
         assert (early.early, early.late) == (0.5, 0.0)
 
 
-# --- kill -9 ----------------------------------------------------------------------------
-def test_what_stock_leaves_too_is_vllms() -> None:
-    left = Left((ENGINE, WORKER), ("/dev/shm/psm_1",), ("socket",), True)
-    ours, stock = (Kill(arm, API_SERVER, left, Left()) for arm in (OURS, STOCK))
-    assert worse(ours, stock) == []
-    assert wrong(a_run(), a_run(STOCK), (ours, stock)) == []
-
-
-@pytest.mark.parametrize(
-    ("left", "said"),
-    [
-        (Left((WORKER,)), "alone: 1 Worker more than stock"),
-        (Left(shared_memory=("/dev/shm/psm_1",)), "alone: 1 shared memory, stock 0"),
-        (Left(files=("a.lock",)), "alone: 1 files, stock 0"),
-        (Left(listens=True), "alone: the port is taken"),
-    ],
-)
-def test_what_only_ours_leaves_is_found(left: Left, said: str) -> None:
-    ours, stock = Kill(OURS, WORKER, left, Left()), Kill(STOCK, WORKER, Left(), Left())
-    assert worse(ours, stock) == [said]
-    assert wrong(a_run(), a_run(STOCK), (ours, stock)) == [f"kill -9 {WORKER}"]
-
-
-def test_what_bears_our_name_is_ours_whatever_stock_leaves() -> None:
-    left = Left(shared_memory=("/dev/shm/ckv-pool",))
-    stock = Kill(STOCK, WORKER, Left(), Left(shared_memory=("/dev/shm/psm_1",)))
-    assert worse(Kill(OURS, WORKER, Left(), left), stock) == ["group: /dev/shm/ckv-pool is left"]
-    assert worse(Kill(OURS, WORKER, Left(), left), None) == ["group: /dev/shm/ckv-pool is left"]
-    unknown = Left((ENGINE,), ("/dev/shm/psm_1",))
-    assert worse(Kill(OURS, WORKER, unknown, Left()), None) == []
-
-
 # --- the log, the command -------------------------------------------------------------------
 def test_tracebacks_are_told_by_their_last_line() -> None:
     log = """\
@@ -253,7 +219,6 @@ def test_the_exit_status_is_1_if_anything_is_wrong(
     runs = {OURS: a_run(leak=leak), STOCK: a_run(STOCK)}
     monkeypatch.setattr(command, "make_model", lambda _shape: tmp_path)
     monkeypatch.setattr(command, "run_arm", lambda arm, *_: runs[arm])
-    monkeypatch.setattr(command, "kill_each", lambda arm, *_: [Kill(arm, WORKER, Left(), Left())])
     out = tmp_path / "new" / "storm.json"
     assert command.main(["--requests", str(REQUESTS), "--json", str(out)]) == status
     written = json.loads(out.read_text())

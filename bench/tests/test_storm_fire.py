@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import mmap
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from bench.serve.apis import APIS
-from bench.storm import kills
 from bench.storm.agents import Force, Storm
 from bench.storm.client import ABORTED, RESET_REFUSED, Client, Ended, is_expected, read_stream
 from bench.storm.garbage import BODIES, PLACES, VALUES, encode, put, spoil
 from bench.storm.plan import WHO, draw_agent
 from bench.storm.processes import (
     API_SERVER,
-    ENGINE,
     WORKER,
-    listens,
     processes,
     resident_bytes,
-    shared_memory,
 )
 
 MIB = 2**20
@@ -207,97 +200,14 @@ def test_the_text_of_each_apis_stream_is_read(event: dict[str, object]) -> None:
 
 
 # --- processes ----
-HOLDER = """
-import mmap, os, sys
-file = os.open(sys.argv[1], os.O_RDWR)
-held = mmap.mmap(file, 0)
-os.close(file)
-print("ready", flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
-def test_a_servers_processes_and_their_shared_memory_are_found_until_they_are_gone() -> None:
-    path = Path(f"/dev/shm/test-storm-{os.getpid()}")
-    path.write_bytes(bytes(mmap.PAGESIZE))
-    line = [sys.executable, "-c", HOLDER, str(path), f"VLLM::{WORKER}"]
+def test_a_servers_processes_and_what_they_hold_are_found_until_they_are_gone() -> None:
+    line = [sys.executable, "-c", "print('ready', flush=True); input()", f"VLLM::{WORKER}"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    try:
-        with subprocess.Popen(line, start_new_session=True, **pipes) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"ready\n"
-            assert processes(process.pid) == {process.pid: API_SERVER}
-            assert resident_bytes(process.pid)[API_SERVER] > MIB
-            assert shared_memory([process.pid]) == {str(path)}
-            process.kill()
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not yet collected
-            assert processes(process.pid) == {}
-            assert shared_memory([process.pid]) == set()
-    finally:
-        path.unlink()
-
-
-FAMILY = """
-import asyncio, subprocess, sys
-children = [subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", name])
-            for name in ("VLLM::EngineCore", "VLLM::Worker_0")]
-
-async def refuse(reader, writer):
-    head = await reader.readuntil(b"\\r\\n\\r\\n")
-    length = next(x for x in head.lower().split(b"\\r\\n") if x.startswith(b"content-length"))
-    await reader.readexactly(int(length.split(b":")[1]))
-    writer.write(b"HTTP/1.1 400 Bad\\r\\nContent-Length: 2\\r\\nConnection: close\\r\\n\\r\\nno")
-    writer.close()
-
-async def main():
-    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-asyncio.run(main())
-"""
-
-
-@dataclass
-class Family:
-    """A server that refuses everything; its children do not care whether it lives."""
-
-    pid: int
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-
-def test_a_kill_tells_what_outlives_it_and_that_the_group_does_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    @contextmanager
-    def serving(*_: object) -> Iterator[tuple[Family, Path]]:
-        line = [sys.executable, "-c", FAMILY]
-        with subprocess.Popen(line, start_new_session=True, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            yield Family(process.pid, int(process.stdout.readline())), tmp_path
-            process.kill()
-
-    (tmp_path / "left.lock").touch()
-    (tmp_path / "trace.jsonl").touch()  # asked for
-    monkeypatch.setattr(kills, "serving", serving)
-    monkeypatch.setattr(kills, "GRACE_S", 0.3)
-    found = kills._kill("continuum", API_SERVER, tmp_path, Force(seed=1), lambda text: None)
-    alone = kills.Left((ENGINE, WORKER), (), ("left.lock",), False)
-    assert found == kills.Kill("continuum", API_SERVER, alone, kills.Left(files=("left.lock",)))
-
-
-def test_a_port_is_taken_as_long_as_somebody_listens() -> None:
-    async def look() -> None:
-        server = await asyncio.start_server(lambda _reader, _writer: None, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        assert listens(port)
-        server.close()
-        await server.wait_closed()
-        assert not listens(port)
-
-    asyncio.run(look())
+    with subprocess.Popen(line, start_new_session=True, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        assert processes(process.pid) == {process.pid: API_SERVER}
+        assert resident_bytes(process.pid)[API_SERVER] > MIB
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not yet collected
+        assert processes(process.pid) == {}
