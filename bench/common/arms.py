@@ -1,4 +1,4 @@
-"""Arm: what is compared, wherever it runs, who it is to us, and how it is drawn.
+"""Arm: what is compared, wherever it runs, and who it is to us.
 
 How one is set up is said where it runs: in the lab (sim/arms/), on a real server (serve/arms.py).
 """
@@ -6,26 +6,9 @@ How one is set up is said where it runs: in the lab (sim/arms/), on a real serve
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
-from bench.page import palette
-from bench.page.palette import Look
-
 OURS, STOCK = "adaptive", "stock"  # in the lab: what is judged, and plain vLLM
-
-FAMILIES = {  # an arm's name is that of its family, or begins with it
-    "continuum:": "ours",
-    "continuum-disk:": "ours",
-    "none": "stock",
-    "stock": "stock",
-    "lmcache-mp": "blue",
-    "lmcache": "sky",
-    "simple": "green",
-    "offloading": "purple",
-    "infinite": "oracle",
-    "oracle": "oracle2",
-}
 
 
 class Role(enum.Enum):
@@ -47,12 +30,12 @@ class Arm:
     role: Role = Role.RIVAL
 
 
-def looks(arms: Sequence[str]) -> dict[str, Look]:
-    """How each arm is drawn, the same in every report; arms of one family differ in dashes."""
-    return palette.looks(arms, {arm: hue for arm in arms if (hue := _hue(arm))})
+def is_ours(arm: str) -> bool:
+    """Whether a report makes it stand out, and no other: what `adaptive` is without one of its
+    parts is another arm."""
+    return arm == OURS or arm.startswith(("continuum:", "continuum-disk:"))
 
 
-def _hue(arm: str) -> str:
-    if arm == OURS:  # and no other: what it is without one of its parts is another line
-        return "ours"
-    return next((hue for family, hue in FAMILIES.items() if arm.startswith(family)), "")
+def is_oracle(arm: str) -> bool:
+    """Whether no server can run it: a report shows it, and never as the best."""
+    return arm.startswith(("infinite", "oracle"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.serve.page import page
 from continuum_connector.tools.cli.server import CommandError
 
 REPORT = "report.html"
@@ -17,14 +18,6 @@ def write(
 
     `base`: the arm that the others are compared with; empty for plain vLLM.
     """
-    try:
-        from bench.serve.page.page import page  # half a second, for this command alone
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise CommandError(
-            "a report needs matplotlib; install it with: pip install '.[bench]' in the clone"
-        ) from None
     text, path = page(folders, title, base), out or folders[0] / REPORT
     try:
         path.write_text(text, encoding="utf-8")

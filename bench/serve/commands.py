@@ -187,7 +187,7 @@ def compare(first: o.Result, second: o.Result) -> None:
 
 @app.command()
 def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.Base = "") -> None:
-    """Write one HTML file about a result folder: tables and plots.
+    """Write one HTML file about a result folder, in tables.
 
     `bench ab` does it by itself at its end. Several folders that differ in nothing but their
     load become one page, with JCT against load. The file needs nothing else, and follows the

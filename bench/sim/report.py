@@ -16,7 +16,8 @@ from typing import Any
 from bench.cli import start, teaching_parser
 from bench.common.arms import STOCK, Role
 from bench.serve.metrics import Labels, Metrics
-from bench.serve.page.points import Point, Reported, points_of
+from bench.serve.page import page_of
+from bench.serve.points import Point, Reported, points_of
 from bench.serve.results import Loaded, Program, Run, Turn
 from bench.serve.summary import PROMPT
 from bench.sim import store
@@ -47,8 +48,6 @@ examples
 
 def page(results: Iterable[Result], starts: Sequence[Start], title: str = "") -> str:
     """The page of results, plain vLLM first, what no server can run last."""
-    from bench.serve.page.page import page_of  # matplotlib, which the tables do without
-
     ordered = sorted(results, key=_place)
     runs = [loaded(each) for each in ordered]
     told = {

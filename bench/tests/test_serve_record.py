@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.serve import package, results, rivals
+from bench.serve import package, page, results, rivals
 from bench.serve.ab import Experiment, Watcher, run_all
 from bench.serve.arms import find_arm
-from bench.serve.page import words
 from bench.serve.record import machine, versions
 from bench.serve.results import load_run
 from bench.serve.server import ServerOptions
@@ -69,7 +68,7 @@ def test_the_gpu_is_named_and_shown_on_the_page(
     told = machine()
     assert told["gpu"] == "NVIDIA H100, 570.1, 81559 MiB"
     run = load_run(measured(tmp_path, run_of("none", machine=told), 1.0))
-    assert words._machine(run).endswith("cores, NVIDIA H100, 570.1, 81559 MiB")
+    assert page._machine(run).endswith("cores, NVIDIA H100, 570.1, 81559 MiB")
 
 
 @pytest.mark.parametrize("script", ["", "echo no devices; exit 6"])

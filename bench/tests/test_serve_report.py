@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from bench.page.palette import VARIABLES
 from bench.serve import results
 from bench.serve.commands import app
+from bench.serve.page import NOTHING, cautions, page
+from bench.serve.points import read as read_points
 from bench.serve.record import RunFolder
 from bench.serve.results import ResultError
 from bench.tests.ab_results import FACTORS, cannot_run, experiment, measured, run_of, settings
 from bench.tests.pages import elsewhere, read
-
-pytest.importorskip("matplotlib")
-
-from bench.serve.page import words
-from bench.serve.page.page import NOTHING, page
-from bench.serve.page.points import read as read_points
 
 BUSY = "Times of this result say little"
 
@@ -35,27 +28,18 @@ def seen(text: str) -> str:
     return " ".join(filter(None, read(text).words))
 
 
-def told(folder: Path) -> str:
-    """The words at the top of a page: it has no plots, which take their time."""
-    reported = read_points([folder])
-    made = (words.cautions, words.facts)
-    return seen("".join([*words.verdicts(reported), *(each(reported) for each in made)]))
+def warned(folder: Path) -> str:
+    return " ".join(cautions(read_points([folder])))
 
 
 def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: str) -> None:
     reader = read(text)
     for arm in FACTORS:
-        assert reader.words.count(arm) >= 10, arm
+        assert reader.words.count(arm) >= 5, arm  # overviews, and a table for each point
 
 
 def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
     assert elsewhere(text) == set()
-
-
-def test_every_colour_is_a_variable_with_a_value_for_light_and_for_dark(text: str) -> None:
-    assert not [code for code in VARIABLES if code in text]
-    for variable in set(re.findall(r"var\((--\w+)\)", text)):
-        assert text.count(f"{variable}:#") == 2, variable
 
 
 def test_the_page_says_what_was_run_and_what_could_not(text: str) -> None:
@@ -73,69 +57,54 @@ def test_the_page_says_what_was_run_and_what_could_not(text: str) -> None:
         assert each in said, each
 
 
-def test_the_page_begins_with_ours_against_plain_vllm_and_the_best_of_the_others(
-    tmp_path: Path,
-) -> None:
-    said = told(experiment(tmp_path))
-    ours, rival = (f"{factor ** (1 / 3):.2f}x" for factor in (0.5, 0.7))
-    sentence = said[said.index("One request at a time") :][:260]
-    assert f"continuum:adaptive computes {ours}" in sentence
-    assert f"(the best other, lmcache-mp-lazy: {rival})" in sentence
-    assert "All 90 answers are those of none" in said  # 3 arms, 2 repeats, 5 programs, 3 turns
-
-
 def test_an_answer_that_differs_is_said_where_all_look_first(tmp_path: Path) -> None:
     measured(tmp_path, run_of("none"), 1.0)
     measured(tmp_path, run_of("continuum:adaptive", 2.0), 0.5, answer=8)
-    said = told(tmp_path)
-    assert "Answers that differ from those of none: continuum:adaptive : NO (0/15" in said
-    assert "answers are those of" not in said
+    assert "Answers differ from those of none: continuum:adaptive, NO (0/15" in warned(tmp_path)
+    assert "Answers differ" not in warned(experiment(tmp_path / "equal"))
 
 
-def test_of_several_points_each_is_a_row(text: str) -> None:
-    said = seen(text)
-    rows = said[said.index("continuum:adaptive, times none") :]
-    for pressure in (0.5, 2.0, 4.0):
-        ours, rival = (f"{factor ** (1 / (1 + pressure)):.2f}x" for factor in (0.5, 0.7))
-        row = rows[rows.index(f"live KV / DRAM = {pressure:g} ") :][:160]
-        assert f" {ours} " in row
-        assert f"lmcache-mp-lazy: {rival}" in row
-        assert "yes (30/30)" in row
+def test_a_table_has_every_arms_ratio_and_where_it_found_its_prompts(tmp_path: Path) -> None:
+    experiment(tmp_path)
+    made = page([tmp_path])
+    ours = f"{0.5 ** (1 / 3):.2f}x"  # of the tokens of plain vLLM
+    row = made[made.index("<td>continuum:adaptive<") :].partition("</tr>")[0]
+    assert f"<small>{ours}</small>" in row
+    assert "yes (30/30)" in row
+    assert row.count("<i style=") == 3
+    assert made.count('class="ours"') == 1
 
 
-def test_a_busy_machines_times_are_not_in_the_sentence_to_take_away(tmp_path: Path) -> None:
-    quiet, busy = tmp_path / "quiet", tmp_path / "busy"
-    machine = {"cores": "2", "load_before": "4.5"}
-    experiment(quiet)
-    experiment(busy, machine=machine)
-    assert "its programs take" in told(quiet)
-    assert BUSY not in told(quiet)
-    assert "its programs take" not in told(busy)
-    assert BUSY in told(busy)
+def test_a_server_that_tells_nothing_of_its_tiers_has_a_row_without_them(tmp_path: Path) -> None:
+    folder = measured(tmp_path, run_of("none"), 1.0)
+    assert "computed</th>" in page([tmp_path])
+    (folder / results.BEFORE).unlink()
+    assert "computed</th>" not in page([tmp_path])
+
+
+def test_a_busy_machine_is_warned_of(tmp_path: Path) -> None:
+    busy = experiment(tmp_path / "busy", machine={"cores": "2", "load_before": "4.5"})
+    assert BUSY in warned(busy)
+    assert BUSY not in warned(experiment(tmp_path / "quiet"))
 
 
 def test_few_repeats_and_a_cpu_are_warned_of(tmp_path: Path) -> None:
     one, cpu = tmp_path / "one", tmp_path / "cpu"
-    assert "Fewer than 5 repeats: " in told(experiment(one, repeats=1))
-    assert "On a CPU" not in told(one)
-    assert "On a CPU" in told(experiment(cpu, repeats=5, versions={"vllm": "0.32.0+cpu"}))
-    assert "Fewer than 5 repeats: " not in told(cpu)
-
-
-def test_a_pressure_sweep_has_its_plot_and_a_page_of_one_pressure_has_not(
-    text: str, tmp_path: Path
-) -> None:
-    assert "The less DRAM there is" in seen(text)
-    assert "The less DRAM there is" not in seen(page([experiment(tmp_path, repeats=1)]))
+    assert "Fewer than 5 repeats: " in warned(experiment(one, repeats=1))
+    assert "On a CPU" not in warned(one)
+    assert "On a CPU" in warned(experiment(cpu, repeats=5, versions={"vllm": "0.32.0+cpu"}))
+    assert "Fewer than 5 repeats: " not in warned(cpu)
 
 
 def test_folders_of_several_loads_make_one_page_with_jct_against_load(tmp_path: Path) -> None:
     folders = [
-        experiment(tmp_path / rate, repeats=1, settings=settings(f"poisson:{rate}"))
-        for rate in ("6", "1", "3")
+        experiment(tmp_path / rate, (int(rate) / 8,), 1, settings=settings(f"poisson:{rate}"))
+        for rate in ("6", "1", "3")  # the same DRAM is under another pressure at each
     ]
-    said = seen(page(folders))
-    assert "JCT against load" in said
+    made = page(folders)
+    said = seen(made)
+    assert "Mean JCT against load" in said
+    assert made.count("<polyline") == len(FACTORS)
     assert "programs that arrive per second" in said
     assert [point.load for point in read_points(folders).points] == [1.0, 3.0, 6.0]
 
@@ -161,27 +130,13 @@ def test_pages_of_the_same_folder_are_the_same(tmp_path: Path) -> None:
 
 
 # --- what is missing ------------------------------------------------------------------------
-def test_a_server_that_tells_nothing_of_its_tiers_has_a_page_without_their_plots(
-    tmp_path: Path,
-) -> None:
-    folder = measured(tmp_path, run_of("none"), 1.0)
-    whole = page([tmp_path])
-    for name in (results.SAMPLES, results.BEFORE):
-        (folder / name).unlink()
-    bare = page([tmp_path])
-    for plot in ("Where prompts were found", "The same over time"):
-        assert plot in seen(whole)
-        assert plot not in seen(bare)
-    assert "Turn by turn" in seen(bare)
-
-
 def test_a_run_that_was_cut_off_is_listed_and_the_others_are_compared(tmp_path: Path) -> None:
     experiment(tmp_path)
     run = run_of("continuum:lru", 2.0, state="running")
     results.write_run(tmp_path / results.RUNS / run.name, run)
     said = seen(page([tmp_path]))
     assert "continuum:lru : never ended" in said
-    assert "continuum:adaptive computes" in said
+    assert "continuum:adaptive" in said
 
 
 def test_an_interrupted_run_is_in_the_page_and_warned_of(tmp_path: Path) -> None:
@@ -190,7 +145,7 @@ def test_an_interrupted_run_is_in_the_page_and_warned_of(tmp_path: Path) -> None
     folder = measured(tmp_path, run, 0.5)
     run.state, run.reason = "interrupted", "Ctrl-C"
     results.write_run(folder, run)
-    assert "its mean JCT is too low" in told(tmp_path)
+    assert "its mean JCT is too low" in warned(tmp_path)
 
 
 def test_a_server_that_died_is_counted_and_named(tmp_path: Path) -> None:
@@ -217,7 +172,7 @@ def test_a_run_without_an_answer_is_no_column(tmp_path: Path) -> None:
 
 
 # --- the command ----------------------------------------------------------------------------
-def test_the_command_writes_the_page_beside_the_runs_or_where_it_is_told(tmp_path: Path) -> None:
+def test_the_command_writes_the_page_beside_the_runs_or_where_it_is_warned(tmp_path: Path) -> None:
     folder = measured(tmp_path, run_of("none"), 1.0).parents[1]
     done = CliRunner().invoke(app, ["report", str(folder)])
     assert done.exit_code == 0, done.output
@@ -246,19 +201,6 @@ def test_the_command_says_in_a_sentence_why_there_is_no_page(
     assert done.exit_code == 1
     assert said in done.output
     assert "Traceback" not in done.output
-
-
-def test_without_matplotlib_the_command_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for name in [
-        name for name in sys.modules if name.startswith(("bench.serve.page", "bench.page"))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
-    done = CliRunner().invoke(app, ["report", str(experiment(tmp_path))])
-    assert done.exit_code == 1
-    assert ".[bench]" in done.output
 
 
 def test_what_another_client_says_has_columns_where_there_is_one(tmp_path: Path) -> None:

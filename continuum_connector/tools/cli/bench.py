@@ -76,7 +76,7 @@ Tp = Annotated[int, typer.Option(min=1, max=1024, help="GPUs that share the mode
 Seeds = Annotated[str, typer.Option(help="A run for each; figures are of all together.")]
 Sweep = Annotated[str, typer.Option(help="A sweep of --list, instead of all options above.")]
 Out = Annotated[Path, typer.Option(help="Results, a line per run; what it has is not run again.")]
-Report = Annotated[Path | None, typer.Option(help="Write a page with plots here.")]
+Report = Annotated[Path | None, typer.Option(help="Write a page with tables here.")]
 Workers = Annotated[int, typer.Option(min=0, max=4096, help="Processes; 0: one per core.")]
 ShowList = Annotated[
     bool, typer.Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")

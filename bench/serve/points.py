@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from bench.common.arms import looks
-from bench.page.palette import Look
 from bench.serve import compare, results
 from bench.serve.arms import DEFAULT
 from bench.serve.compare import COMPARED, Column
@@ -59,16 +57,6 @@ class Point:
         """The first arm."""
         return next(iter(self.arms))
 
-    @property
-    def ours(self) -> str:
-        """The arm that stands out; "" if there is none."""
-        return next((arm for arm, look in self.looks.items() if look.is_ours), "")
-
-    @cached_property
-    def looks(self) -> dict[str, Look]:
-        """How each arm is drawn, the same at every point of equal arms."""
-        return looks(list(self.arms))
-
     @cached_property
     def ratios(self) -> dict[tuple[str, str], Ratio]:
         """By arm and figure, to the first arm's; the first arm itself is left out."""
@@ -89,14 +77,6 @@ class Reported:
     points: list[Point]
     caution: str = ""  # in HTML, where the runs are no real servers'
     told: Mapping[str, str] = field(default_factory=dict)  # more of what was run, in HTML
-
-    @property
-    def loads(self) -> dict[tuple[str, str], list[Point]]:
-        """Points by scene and load, and within it by pressure."""
-        found: dict[tuple[str, str], list[Point]] = {}
-        for point in self.points:
-            found.setdefault((point.scene, point.arrivals), []).append(point)
-        return found
 
 
 def read(folders: Sequence[Path], base: str = "") -> Reported:

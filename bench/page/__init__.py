@@ -1,1 +1,0 @@
-"""Page: one HTML file of tables and plots. It knows no results, only how arms look."""

@@ -1,1 +1,0 @@
-"""Page: a result folder as one HTML file. Numbers come from summary.py and compare.py."""
