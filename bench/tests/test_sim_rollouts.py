@@ -1,4 +1,4 @@
-"""Rollouts in the lab: batches, what is made up of them, how the arms are compared."""
+"""Rollouts in the lab: batches, and what is made up of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("tomllib")  # Python 3.11
-
 from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
-from bench.sim import rollouts
 from bench.sim.batches import BATCH_MAX, LATE_BY, RATE, Batches
-from bench.sim.cells import load_matrix, scene
 from bench.sim.hardware import machine
 from bench.sim.load import demand, stretched
-from bench.sim.result import RunRecord
 from bench.sim.workloads.registry import build
-
-CELLS = {cell.name: cell for cell in load_matrix(rollouts.PATH).cells}
 
 
 def plan(name: str, batch: int) -> ProgramPlan:
@@ -103,33 +96,3 @@ def test_on_paper_the_second_batch_finds_nothing_and_holds_no_more_than_the_firs
     alone = demand(Workload("w", plans[:2]), h100)
     assert asked.live_tokens == alone.live_tokens
     assert asked.work_s == pytest.approx(2 * alone.work_s)
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_a_cell_has_the_room_that_it_says(name: str) -> None:
-    cell = CELLS[name]
-    made = scene(cell, 1)
-    assert made.machine.kv_tokens == pytest.approx(
-        made.demand.live_tokens / float(str(cell.said["live_vram"])), rel=0.01
-    )
-
-
-def record(arm: str, rate: float, longest: float) -> RunRecord:
-    extra = {RATE: rate, BATCH_MAX: longest, LATE_BY: 3.0}
-    return RunRecord(
-        arm, "w", "H100", 1, {}, [], 100, 40, *(0,) * 2, 0.0, 0.0, 0, 0, 0.9, 1.0, 0.0, extra=extra
-    )
-
-
-def test_all_are_over_the_best_rival_which_ours_never_is() -> None:
-    arms = {
-        "stock": [record("stock", 1.0, 90.0)],
-        "simple+order": [record("simple+order", 2.0, 50.0)],
-        "adaptive": [record("adaptive", 3.0, 40.0)],
-    }
-    lines = list(rollouts.table({"a cell": arms}))
-    assert lines[2:] == [
-        "| a cell | stock | 1.000 | 0.50 | 90 | 1.80 | 3 | 40% |",
-        "| a cell | **simple+order** | 2.000 | 1.00 | 50 | 1.00 | 3 | 40% |",
-        "| a cell | adaptive | 3.000 | 1.50 | 40 | 0.80 | 3 | 40% |",
-    ]
