@@ -62,7 +62,6 @@ class Experiment:
     disk: Path = CACHE / "disk"  # folders of servers that use one go below it
     disk_bytes: int = 4 * 2**30
     patience: Patience = field(default_factory=Patience)
-    sample_s: float = 1.0
     client: Client = field(default_factory=Agents)
 
     def load(self, arm: ServerArm, repeat: int) -> Load:
@@ -314,9 +313,7 @@ def _serve(
     out.run.versions = versions(options.env.get("PYTHONPATH", ""))
     server, is_used = kept.serving(prepared, experiment.model, out)
     out.run.url, out.run.command = server.url, options.command(experiment.model, server.port)
-    manner = Manner(
-        experiment.patience, WARM_UP, experiment.sample_s, reset=is_used, client=experiment.client
-    )
+    manner = Manner(experiment.patience, WARM_UP, reset=is_used, client=experiment.client)
     try:
         measure(server.url, load, out, manner, watcher.turn)
     except ApiError:

@@ -44,7 +44,6 @@ def agents(
     timeout: o.Timeout = 600.0,
     retries: o.Retries = 2,
     warm_up: o.WarmUp = 4,
-    sample: o.Sample = 1.0,
     hints: o.Hints = True,
     priority: o.Priority = False,
     reset: o.Reset = False,
@@ -82,7 +81,7 @@ def agents(
     tokens = tokens or cli_agents.known_ids(url, api_key, name, seed)
     load = Load(chosen, times, tokens, name, seconds, most, hints, priority, added)
     patience = Patience(timeout, retries)
-    manner = Manner(patience, warm_up, sample, reset=reset, api_key=api_key)
+    manner = Manner(patience, warm_up, reset=reset, api_key=api_key)
     _end(cli_agents.run(url, load, manner, out or _folder("agents")))
 
 
@@ -114,7 +113,6 @@ def ab(
     rivals: o.Rivals = None,
     timeout: o.Timeout = 600.0,
     start_timeout: o.StartTimeout = ServerOptions.start_timeout_s,
-    sample: o.Sample = 1.0,
     client: o.ClientName = "agents",
     scenario: o.Scenario = "",
     dry_run: o.DryRun = False,
@@ -161,7 +159,6 @@ def ab(
         shims=shims,
         rivals=rivals or FOLDER,
         disk_bytes=cli_ab.read_disk(disk),
-        sample_s=sample,
     )
     loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
     _end((cli_ab.dry_run if dry_run else cli_ab.run)(loads))

@@ -49,7 +49,6 @@ VocabOfModel = Annotated[
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, max=1e6, help="Seconds for one try.")]
 Retries = Annotated[int, typer.Option(min=0, max=1000, help="More tries after one that failed.")]
-Sample = Annotated[float, typer.Option(min=0, max=1e6, help="Seconds between /metrics. 0: none.")]
 
 Url = Annotated[str, typer.Argument(help="The server's address, like http://localhost:8000.")]
 ModelName = Annotated[str, typer.Option(help="Which model, if it serves several.")]

@@ -16,8 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from bench.serve import results
-from bench.serve.metrics import parse_metrics, total
-from bench.serve.results import Program, Run, Sample, State, Turn
+from bench.serve.results import Program, Run, State, Turn
 
 PACKAGES = ("continuum-connector", "vllm", "torch", "lmcache")
 
@@ -33,8 +32,6 @@ class RunFolder:
         results.write_run(folder, run)
         self._turns = _open(folder / results.TURNS)
         self._programs = _open(folder / results.PROGRAMS)
-        self._samples = _open(folder / results.SAMPLES)
-        self._base: dict[str, float] = {}
         self.num_turns = 0
         self.num_failed = 0
 
@@ -63,22 +60,14 @@ class RunFolder:
     def before(self, metrics: str) -> None:
         """The server's /metrics before the first program; empty if it has none."""
         self._keep(results.BEFORE, metrics)
-        self._base = _sampled(metrics)
 
     def after(self, metrics: str) -> None:
         """The same after the last one."""
         self._keep(results.AFTER, metrics)
 
-    def sample(self, t_s: float, metrics: str) -> None:
-        """The server at a moment in between."""
-        values = _sampled(metrics)
-        for name in results.COUNTERS:
-            values[name] -= self._base.get(name, 0.0)
-        _append(self._samples, Sample(t_s=t_s, values=values))
-
     def close(self, state: State, reason: str = "") -> None:
         """End the run and say how it ended."""
-        for file in (self._turns, self._programs, self._samples):
+        for file in (self._turns, self._programs):
             file.close()
         self.run.state = state
         self.run.reason = reason
@@ -117,13 +106,6 @@ def _gpus() -> str:
         told = subprocess.run(line, capture_output=True, text=True, timeout=10, check=True).stdout
         return "; ".join(told.splitlines())
     return ""
-
-
-def _sampled(metrics: str) -> dict[str, float]:
-    samples = parse_metrics(metrics)
-    return {
-        name: total(samples, metric, **labels) for name, (metric, labels) in results.SAMPLED.items()
-    }
 
 
 def _open(path: Path) -> BinaryIO:

@@ -9,7 +9,6 @@
         run.json             one Run: what was measured, how, and how it ended
         turns.jsonl          a Turn per line, in the order they ended
         programs.jsonl       a Program per line, in the order they ended
-        samples.jsonl        a Sample per line: the server's metrics while it worked
         before.prom          the server's /metrics before the first program, as it sent them
         after.prom           and after the last one
         server.log           of the server, where the runner started it (lmcache.log: LMCache's)
@@ -31,7 +30,7 @@ from bench.serve.metrics import Metrics, delta, parse_metrics
 from continuum_connector.tools.cli.ending import ToldError
 
 RUNS = "runs"
-RUN, TURNS, PROGRAMS, SAMPLES = "run.json", "turns.jsonl", "programs.jsonl", "samples.jsonl"
+RUN, TURNS, PROGRAMS = "run.json", "turns.jsonl", "programs.jsonl"
 BEFORE, AFTER, LOG = "before.prom", "after.prom", "server.log"
 
 State = Literal["running", "done", "interrupted", "cannot_run", "died"]
@@ -71,13 +70,6 @@ class Program(msgspec.Struct, kw_only=True):
     planned_turns: int
     tool_s: float = 0.0  # of `jct_s`: pauses between turns
     error: str = ""
-
-
-class Sample(msgspec.Struct, kw_only=True):
-    """The server at one moment: `values` by the names in `SAMPLED`, counters from the start."""
-
-    t_s: float
-    values: dict[str, float]
 
 
 class Dram(msgspec.Struct, kw_only=True, frozen=True):
@@ -122,20 +114,6 @@ class Run(msgspec.Struct, kw_only=True):
     ] = {}  # of the whole run, by aiperf (aiperf.py) or the lab (sim/report.py)
 
 
-# What a sample holds: name in the file -> metric of the server, labels that select.
-SAMPLED: dict[str, tuple[str, dict[str, str]]] = {
-    "running": ("vllm:num_requests_running", {}),
-    "waiting": ("vllm:num_requests_waiting", {}),
-    "kv_used": ("vllm:kv_cache_usage_perc", {}),  # share of the VRAM pool, 0 to 1
-    "computed": ("vllm:prompt_tokens_by_source_total", {"source": "local_compute"}),
-    "hit_vram": ("vllm:prompt_tokens_by_source_total", {"source": "local_cache_hit"}),
-    "hit_dram": ("vllm:prompt_tokens_by_source_total", {"source": "external_kv_transfer"}),
-    "answered": ("vllm:generation_tokens_total", {}),
-    "preemptions": ("vllm:num_preemptions_total", {}),
-}
-COUNTERS = ("computed", "hit_vram", "hit_dram", "answered", "preemptions")
-
-
 class Loaded(msgspec.Struct):
     """A run as it lies in its folder, or in memory only."""
 
@@ -143,7 +121,6 @@ class Loaded(msgspec.Struct):
     run: Run
     turns: list[Turn] = []
     programs: list[Program] = []
-    samples: list[Sample] = []
     added: Metrics = {}  # what the run added to the server's counters; empty if it was not read
 
     def turn(self, turn: Turn) -> None:
@@ -181,7 +158,6 @@ def load_run(folder: Path) -> Loaded:
         run=read_run(folder),
         turns=list(_lines(folder / TURNS, Turn)),
         programs=list(_lines(folder / PROGRAMS, Program)),
-        samples=list(_lines(folder / SAMPLES, Sample)),
         added=added(folder),
     )
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import resource
 import signal
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -25,7 +24,6 @@ class Manner:
 
     patience: Patience = field(default_factory=Patience)
     warm_up: int = 4  # programs whose first turn is sent before anything counts
-    sample_s: float = 1.0  # between readings of /metrics; 0: none
     settle_s: float = 0.3  # before the last reading: counters travel with steps
     reset: bool = False  # empty the server's caches after the warm-up
     api_key: str = ""
@@ -57,7 +55,7 @@ async def _measure(
         with _stopping(asyncio.current_task()) as was_stopped:
             with contextlib.suppress(asyncio.CancelledError):
                 await _prepare(api, load, folder, manner)
-                await _drive(api, load, folder, manner, on_turn)
+                await manner.client.drive(api, load, folder, on_turn or (lambda turn: None))
             stopped = was_stopped()
         with contextlib.suppress(ApiError):
             await asyncio.sleep(manner.settle_s)
@@ -85,25 +83,6 @@ async def _forget(api: Api, patience: Patience) -> None:
             return
         await asyncio.sleep(patience.backoff_s)
     raise ApiError("the server did not empty its caches: something holds blocks", again=False)
-
-
-async def _drive(
-    api: Api, load: Load, folder: RunFolder, manner: Manner, on_turn: OnTurn | None
-) -> None:
-    sampler = asyncio.create_task(_sample(api, folder, manner.sample_s))
-    try:
-        await manner.client.drive(api, load, folder, on_turn or (lambda turn: None))
-    finally:
-        sampler.cancel()
-
-
-async def _sample(api: Api, folder: RunFolder, every_s: float) -> None:
-    began = time.perf_counter()
-    while every_s:
-        await asyncio.sleep(every_s)
-        with contextlib.suppress(ApiError):
-            metrics = await api.text("GET", "/metrics")
-            folder.sample(time.perf_counter() - began, metrics)
 
 
 async def _one_more_step(api: Api, load: Load) -> None:

@@ -52,7 +52,6 @@ def measured(root: Path, run: Run, factor: float, answer: int = 7) -> Path:
         out.before(_metrics(0.0, 1.0))
         for number in range(PROGRAMS):
             _program(out, f"p{number}", (1 + number + 3 * run.repeat) * factor, factor, answer)
-            out.sample(4.0 * (number + 1) * factor, _metrics((number + 1) * TURNS, factor))
         run.wall_s = 4.5 * PROGRAMS * factor
         out.after(_metrics(PROGRAMS * TURNS, factor))
         out.close("done")

@@ -95,7 +95,7 @@ def sized_model(tmp_path: Path) -> Path:
 
 def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
     chosen = tuple(find_arm(arm) for arm in arms)
-    return Experiment(chosen, SMALL, model, sample_s=0.0, **fields)
+    return Experiment(chosen, SMALL, model, **fields)
 
 
 def test_arms_alternate_and_those_without_dram_run_once_per_repeat(model: Path) -> None:

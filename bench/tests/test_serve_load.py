@@ -36,7 +36,7 @@ def run_load(
     patience = fields.pop("patience", AT_ONCE)
     arrivals = read_arrivals(fields.pop("arrivals", "turns"), 42, 45.0, programs)
     load = Load(workload, arrivals, Tokens(42), MODEL, programs=programs, **fields)
-    manner = Manner(patience, warm_up=0, sample_s=0.0, settle_s=0.0)
+    manner = Manner(patience, warm_up=0, settle_s=0.0)
     with RunFolder(folder, Run(name="r")) as out:
         measure(server.url, load, out, manner)
     return results.load_run(folder)
@@ -196,7 +196,7 @@ def test_two_thousand_programs_at_a_time_from_one_thread(tmp_path: Path) -> None
 def test_warm_up_is_not_written_down_and_shares_no_tokens(tmp_path: Path) -> None:
     load = Load(THREE, read_arrivals("turns", 1, 1.0, 1), Tokens(42), MODEL, programs=1)
     with fake_server() as server, RunFolder(tmp_path, Run(name="r")) as out:
-        measure(server.url, load, out, Manner(AT_ONCE, warm_up=3, sample_s=0.0, settle_s=0.0))
+        measure(server.url, load, out, Manner(AT_ONCE, warm_up=3, settle_s=0.0))
     assert len(results.load_run(tmp_path).turns) == 3
     assert [len(prompt) for prompt in server.prompts] == [10, 10, 10, 10, 24, 38, 1]
     assert not any(prompt[:5] == server.prompts[3][:5] for prompt in server.prompts[:3])

@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
-    return Experiment(tuple(map(find_arm, arms)), SMALL, model, sample_s=0.0, **fields)
+    return Experiment(tuple(map(find_arm, arms)), SMALL, model, **fields)
 
 
 def shown(wanted: Experiment, out: Path) -> str:

@@ -52,7 +52,7 @@ def test_a_run_names_the_lmcache_that_its_server_had(
     monkeypatch.setattr(package, "on_cpu", lambda: False)
     arm = find_arm("lmcache-v1")
     server = ServerOptions(block_size=16)
-    wanted = Experiment((arm,), SMALL, tmp_path, server=server, rivals=folder, sample_s=0.0)
+    wanted = Experiment((arm,), SMALL, tmp_path, server=server, rivals=folder)
     with fake_server() as api:
         use(monkeypatch, api)
         run_all({tmp_path / "out": wanted}, Watcher())

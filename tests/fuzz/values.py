@@ -288,7 +288,6 @@ class Files:
                 "turns.jsonl",
                 "programs.jsonl",
                 "before.prom",
-                "samples.jsonl",
             ):
                 if number and self._rng.random() < 0.2 * number:
                     self._spoil(folder / name)
