@@ -33,7 +33,6 @@ BEFORE_A_RELEASE = {
     "rollouts": "epochs; in tests/vllm/test_epochs.py",
     "router": "what a router hears; in tests/vllm/test_kv_events.py",
     "shapes": "ranks, hybrids, async scheduling; each in tests/vllm",
-    "storm": "a storm; in virtual time in bench/tests",
     "windows": "sliding windows; in tests/vllm/test_windows.py",
 }
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import enum
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.serve.metrics import Metrics, total
-from bench.storm.arm import ArmRun
-from bench.storm.processes import ROLES
-from bench.storm.slopes import Growth, growth
+from bench.sim import census
+from bench.storm.arm import ArmRun, Look
+from bench.storm.slopes import growth
 
-MOST_EXCESS = 0.05  # of stock's level, by which ours may grow more than stock over the storm
 MOST_LOST = 0.05  # of all looked-up tokens, by which hits may fall
 ENOUGH = 1000  # requests; below that, a server still grows for many reasons
-# How tracebacks end with which vLLM tells its log of a 400, or of a reset that it refuses.
-REFUSALS = ("RequestValidationError", "JSONDecodeError", "UnicodeDecodeError")
-REFUSALS += ("VLLMValidationError", "Failed to reset KV cache")
+FULL = 20_000  # requests by which the largest table is at its bound
+MOST_GROWTH = 0.05  # of the process's level, over the whole storm
 
 
 class Verdict(enum.Enum):
@@ -36,23 +35,9 @@ class Finding:
     text: str
 
 
-def judge(ours: ArmRun, stock: ArmRun | None) -> list[Finding]:
+def judge(run: ArmRun) -> list[Finding]:
     """Every finding, in the order in which the report prints them."""
-    return [
-        _statuses(ours),
-        _lives(ours),
-        _log(ours, stock),
-        _same_answers(ours, stock),
-        _worked(ours),
-        _ledger(ours),
-        *_memory(ours, stock),
-        _hits(ours),
-    ]
-
-
-def books(run: ArmRun) -> list[Finding]:
-    """What must be true of any server of ours, one without a model included."""
-    return [_statuses(run), _worked(run), _ledger(run), _hits(run)]
+    return [_statuses(run), _worked(run), _ledger(run), _hits(run), _containers(run), _memory(run)]
 
 
 def found(what: str, holds: bool, text: str) -> Finding:
@@ -65,38 +50,6 @@ def _statuses(run: ArmRun) -> Finding:
     return found("statuses", not count, f"{count} requests ended otherwise than with 200 or 400")
 
 
-def _lives(run: ArmRun) -> Finding:
-    return found("server", run.alive, "healthy at the end" if run.alive else "dead at the end")
-
-
-def _log(ours: ArmRun, stock: ArmRun | None) -> Finding:
-    """A traceback that is no refusal is a fault that somebody caught."""
-    known = {_kind(end) for end in stock.tracebacks} if stock else set()
-    others = [e for e in ours.tracebacks if not any(r in e for r in REFUSALS)]
-    faults = [end for end in others if _kind(end) not in known]
-    text = f"{len(faults)} tracebacks but for refused requests"
-    return found("log", not faults, "; ".join([text, *sorted(set(faults))[:3]]))
-
-
-def _kind(end: str) -> str:
-    return end.partition(":")[0]
-
-
-def _same_answers(ours: ArmRun, stock: ArmRun | None) -> Finding:
-    """A wrong block anywhere in a probe's prompt changes its answer."""
-    asked = [*ours.answers] if stock is None else [a | b for a, b in _pairs(ours, stock)]
-    differing = sum(len(answers) > 1 for answers in asked)
-    whose = "ours alone" if stock is None else "stock's too"
-    text = (
-        f"{differing} of {len(asked)} questions, asked all along, had different answers ({whose})"
-    )
-    return found("answers", not differing, text)
-
-
-def _pairs(ours: ArmRun, stock: ArmRun) -> list[tuple[set[str], set[str]]]:
-    return list(zip(ours.answers, stock.answers, strict=True))
-
-
 def _worked(run: ArmRun) -> Finding:
     """A connector that did nothing would pass all the rest."""
     last = run.scrapes[-1][1] if run.scrapes else {}
@@ -107,41 +60,49 @@ def _worked(run: ArmRun) -> Finding:
 
 
 def _ledger(run: ArmRun) -> Finding:
-    if not run.scrapes or not run.alive:
-        return Finding("ledger", Verdict.UNSEEN, "no server to ask")
     wrong = [*run.open_accounts, *(f"{name} = {value:g}" for name, value in run.held.items())]
     return found("ledger", not wrong, "; ".join(wrong) or "closed, and nothing held once idle")
 
 
-# --- memory -------------------------------------------------------------------------------
-def growth_of(run: ArmRun, role: str) -> Growth:
-    """How one process of a run grew."""
-    seen = [(sample.done, sample.rss[role]) for sample in run.samples if role in sample.rss]
-    return growth([done for done, _ in seen], [size for _, size in seen])
+# --- what grows ---------------------------------------------------------------------------
+def _containers(run: ArmRun) -> Finding:
+    if run.looks[-1].done < FULL:
+        text = f"below {FULL:,} requests tables still fill"
+        return Finding("containers", Verdict.UNSEEN, text)
+    grown, num = grown_of(run.looks), len(run.looks[-1].tables)
+    named = (f"{name}: {a:,.0f}, then {b:,.0f}" for name, (a, b) in sorted(grown.items()))
+    text = "; ".join([f"{len(grown)} of {num} are larger at the end than in the middle", *named])
+    return found("containers", not grown, text)
 
 
-def _memory(ours: ArmRun, stock: ArmRun | None) -> list[Finding]:
-    if stock is None:
-        return [Finding("memory", Verdict.UNSEEN, "no stock server to compare with")]
-    return [compare(role, growth_of(ours, role), growth_of(stock, role)) for role in ROLES]
-
-
-def compare(role: str, ours: Growth, stock: Growth) -> Finding:
-    """Whether ours grew over the storm by more than MOST_EXCESS of stock's level beyond stock."""
-    num = min(ours.requests, stock.requests)
-    excess = (ours.slope - stock.slope) * num / 1000
-    noise = (ours.noise + stock.noise) * num / 1000
-    share = excess / stock.level if stock.level else 0.0
-    wiggle = noise / stock.level if stock.level else 0.0
-    text = (
-        f"{ours.slope / 2**20:+.2f} MiB per 1,000 requests, stock {stock.slope / 2**20:+.2f}: "
-        f"over {num:,} requests {share:+.1%} of stock's {stock.level / 2**20:.0f} MiB "
-        f"(noise {wiggle:.1%})"
+def grown_of(looks: Sequence[Look]) -> dict[str, tuple[float, float]]:
+    """What is larger in the last quarter than in the one around the middle: medians of both, for
+    what runs and waits differs from look to look."""
+    last = looks[-1].done
+    middle, late = (
+        _medians([look for look in looks if low * last <= look.done <= high * last])
+        for low, high in ((3 / 8, 5 / 8), (3 / 4, 1.0))
     )
-    what = f"memory, {role}"
-    if num < ENOUGH or wiggle > MOST_EXCESS:
-        return Finding(what, Verdict.UNSEEN, text)
-    return found(what, share <= MOST_EXCESS, text)
+    return census.larger(middle, late)
+
+
+def _medians(looks: Sequence[Look]) -> dict[str, float]:
+    names = {name for look in looks for name in look.tables}
+    found = {name: statistics.median(look.tables.get(name, 0) for look in looks) for name in names}
+    return {**found, "Python objects": statistics.median(look.num_objects for look in looks)}
+
+
+def _memory(run: ArmRun) -> Finding:
+    """There is no stock to compare with: the storm's own client is in this process, too."""
+    grown = growth([done for done, _ in run.samples], [size for _, size in run.samples])
+    share = grown.slope * grown.requests / 1000 / grown.level
+    text = (
+        f"{grown.slope / 2**20:+.3f} MiB per 1,000 requests, {share:+.1%} of "
+        f"{grown.level / 2**20:.0f} MiB over {grown.requests:,}"
+    )
+    if grown.requests < ENOUGH:
+        return Finding("memory", Verdict.UNSEEN, text)
+    return found("memory", share <= MOST_GROWTH, text)
 
 
 # --- hits ---------------------------------------------------------------------------------
