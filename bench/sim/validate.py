@@ -2,13 +2,11 @@
 the lab makes of it.
 
 Only the FCFS column was fitted to (`mfu` and `step_s` in hardware.py); Continuum's and LMCache's
-are held out, and so are our own. `--fit` shows how well neighbouring values would do, on the FCFS
-column alone.
+are held out, and so are our own.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +17,6 @@ from bench import markers
 from bench.cli import many, start, teaching_parser
 from bench.common.tables import markdown
 from bench.results import kept
-from bench.sim.hardware import GPUS
 from bench.sim.job import Job, Plain, Result
 from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, OUR_MACHINE, OUR_WINDOW_S, Table
 from bench.sim.runner import play_without_turns, run
@@ -32,7 +29,6 @@ not published. The last line of a column is its rms log error: 0.10 is off by 10
   python -m bench.sim.validate                  all cells; what is in the file is not run again
   python -m bench.sim.validate --gpu H100       one GPU
   python -m bench.sim.validate --write          and put both tables into README.md
-  python -m bench.sim.validate --fit            neighbours of mfu and step_s, FCFS only
 """
 
 
@@ -53,14 +49,12 @@ COLUMNS = (
     Column("LMCache: `lmcache`", "lmcache", LMCACHE),
 )
 OUR_ARMS = {"none": "stock", "continuum": "adaptive", "simple": "simple"}  # in the lab
-MFU_STEPS = (0.92, 1.08)  # of the value in use
-STEP_S_STEPS = (0.5, 1.5)
 
 
-def job(arm: str, gpu: str, rate: int, **machine: Plain) -> Job:
+def job(arm: str, gpu: str, rate: int) -> Job:
     """One published cell: vLLM 0.10 admitted a turn before all of its prompt had room."""
     told: dict[str, Plain] = {"gpu": gpu, "dram_gb": DRAM_GB[gpu], "reserve_full_isl": False}
-    return Job(arm, "eight_turns", {"rate": rate}, told | machine)
+    return Job(arm, "eight_turns", {"rate": rate}, told)
 
 
 def our_runs() -> dict[tuple[int, int], dict[str, float]]:
@@ -130,10 +124,10 @@ def our_validation(jct_s: dict[str, float]) -> str:
 
 
 def _pairs(
-    column: Column, gpus: Sequence[str], jct_s: dict[str, float], **machine: Plain
+    column: Column, gpus: Sequence[str], jct_s: dict[str, float]
 ) -> Iterator[tuple[float, float]]:
     for _, gpu, rate in cells([column], gpus):
-        simulated = jct_s.get(job(column.arm, gpu, rate, **machine).key)
+        simulated = jct_s.get(job(column.arm, gpu, rate).key)
         if simulated is not None:
             yield column.table[gpu][rate], simulated
 
@@ -154,53 +148,21 @@ def _short(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds >= 100 else f"{seconds:.3g}"
 
 
-# --- the fit ----------------------------------------------------------------------------
-def grid(gpu: str) -> dict[str, dict[str, Plain]]:
-    """What is tried: the values in use, and each of the two moved either way."""
-    mfu, step_s = GPUS[gpu].mfu, GPUS[gpu].step_s
-    points: dict[str, dict[str, Plain]] = {"in use": {}}
-    for more in MFU_STEPS:
-        points[f"mfu {mfu * more:.3g}"] = {"mfu": round(mfu * more, 4)}
-    for longer in STEP_S_STEPS:
-        points[f"step {1e3 * step_s * longer:.2g} ms"] = {"step_s": round(step_s * longer, 5)}
-    return points
-
-
-def fit_table(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
-    """rms log error of the FCFS column with each of the grid's values, in Markdown."""
-    rows = []
-    for gpu in gpus:
-        used = f"mfu {GPUS[gpu].mfu}, step {1e3 * GPUS[gpu].step_s:.2g} ms"
-        row = [gpu]
-        for name, point in grid(gpu).items():
-            error = log_error(_pairs(COLUMNS[0], [gpu], jct_s, **point))
-            row.append(f"{used if not point else name}: {error:.3f}")
-        rows.append(row)
-    titles = ("GPU", "in use", "lower mfu", "higher mfu", "shorter step", "longer step")
-    return markdown(titles, rows)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, print the table. Returns 0, or what the runner returns."""
     parser = teaching_parser("python -m bench.sim.validate", __doc__, TEACH)
     parser.add_argument("--gpu", action="append", choices=list(DRAM_GB), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/validation.jsonl"))
     parser.add_argument("--workers", type=many, default=0, help="processes; default: one per core")
-    parser.add_argument("--fit", action="store_true", help="neighbours of the fitted values")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md")
     args = parser.parse_args(argv)
-    if args.fit and args.write:
-        parser.error("--fit only prints: README.md has no table of it; leave --write out")
     gpus = args.gpu or list(DRAM_GB)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    outcome = run(_jobs(args, gpus), args.out, num_workers=args.workers, play=play_without_turns)
+    outcome = run(_jobs(gpus), args.out, num_workers=args.workers, play=play_without_turns)
     jct_s = mean_jct_s(outcome.results)
-    if args.fit:
-        tables = {"fit": fit_table(jct_s, gpus)}
-    else:
-        tables = {"validation": validation(jct_s, gpus)}
-        if "H200" in gpus:
-            tables["our own"] = our_validation(jct_s)
+    tables = {"validation": validation(jct_s, gpus)}
+    if "H200" in gpus:
+        tables["our own"] = our_validation(jct_s)
     print("\n\n".join(tables.values()))
     print(outcome, file=sys.stderr)
     if args.write:
@@ -208,12 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome.exit_code
 
 
-def _jobs(args: argparse.Namespace, gpus: Sequence[str]) -> list[Job]:
-    if args.fit:
-        fitted = [(gpu, rate) for _, gpu, rate in cells([COLUMNS[0]], gpus)]
-        return [
-            job("stock", gpu, rate, **point) for gpu, rate in fitted for point in grid(gpu).values()
-        ]
+def _jobs(gpus: Sequence[str]) -> list[Job]:
     published = [job(column.arm, gpu, rate) for column, gpu, rate in cells(COLUMNS, gpus)]
     ours = (
         [our_job(arm, *point) for point in our_runs() for arm in OUR_ARMS] if "H200" in gpus else []
