@@ -86,12 +86,11 @@ class Aiperf:
     """Plays loads with the aiperf of a virtual environment."""
 
     site: Site
-    scenario: str = ""
     folder: Path = FOLDER
     version: str = ""
 
     @classmethod
-    def installed(cls, site: Site, scenario: str, folder: Path = FOLDER) -> Aiperf:
+    def installed(cls, site: Site, folder: Path = FOLDER) -> Aiperf:
         """ClientError, with the cure, where it is not."""
         found = sorted(folder.glob("lib/python*/site-packages/aiperf-*.dist-info"))
         if not found or not (folder / "bin" / "aiperf").exists():
@@ -99,11 +98,10 @@ class Aiperf:
                 f"--client aiperf: there is none in {folder}; install it with: {INSTALL}"
             )
         version = found[-1].name.removeprefix("aiperf-").removesuffix(".dist-info")
-        return cls(site, scenario, folder, version)
+        return cls(site, folder, version)
 
     def settings(self) -> dict[str, Any]:
-        named = {"scenario": f"{self.scenario}, no submission"} if self.scenario else {}
-        return {"client": f"aiperf {self.version}", **named}
+        return {"client": f"aiperf {self.version}"}
 
     def check(self, load: Load) -> None:
         """It plays programs in a closed loop, and sends no priority."""
@@ -153,10 +151,6 @@ class Aiperf:
         line += ["--request-timeout-seconds", str(api.patience.timeout_s), "--ui", "none"]
         line += ["--workers-max", "2", "--record-processors", "1"]
         line += ["--no-gpu-telemetry", "--no-server-metrics"]
-        if self.scenario:  # it says by itself which programs, and from where on
-            # It trusts no local traces; overridden, it marks its result as no submission.
-            line += ["--scenario", self.scenario, "--unsafe-override"]
-            return [*line, "--benchmark-duration", f"{load.duration_s:g}"]
         line += ["--dataset-sampling-strategy", "sequential"]
         return [*line, "--num-conversations", str(load.most_programs())]
 
@@ -187,7 +181,7 @@ def told(summary: Path) -> dict[str, float]:
 
 def write_down(records: Path, planned: dict[str, int], folder: RunFolder, on_turn: OnTurn) -> None:
     """Its records as turns and programs. A program that did not run from its first turn to its
-    last, as a scenario cuts them, has turns but no line of its own."""
+    last has turns but no line of its own."""
     found = sorted(_read(records), key=lambda each: each.metadata.request_end_ns)
     began = min((each.metadata.request_start_ns for each in found), default=0)
     programs: dict[str, list[Turn]] = {}

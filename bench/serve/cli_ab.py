@@ -53,7 +53,6 @@ class Options:
     server: ServerOptions
     patience: Patience
     client: str = "agents"
-    scenario: str = ""
 
     def experiment(self, **fields: Any) -> Experiment:
         """The experiment, with a tiny model made where none was given."""
@@ -70,7 +69,7 @@ class Options:
             vocab=self._vocab(),
             server=self.server,
             patience=self.patience,
-            client=find_client(self.client, self.scenario, site),
+            client=find_client(self.client, site),
             **fields,
         )
 

@@ -59,14 +59,12 @@ class Site:
     block_size: int
 
 
-def find_client(name: str, scenario: str, site: Site) -> Client:
+def find_client(name: str, site: Site) -> Client:
     """The client of this name; ClientError if there is none, or it is not installed."""
     if name == "aiperf":
         from bench.serve.aiperf import Aiperf
 
-        return Aiperf.installed(site, scenario)
+        return Aiperf.installed(site)
     if name != "agents":
         raise ClientError(f"--client {name}: not known; there is agents and aiperf")
-    if scenario:
-        raise ClientError(f"--scenario {scenario}: our agents know none; add --client aiperf")
     return Agents()

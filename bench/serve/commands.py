@@ -114,7 +114,6 @@ def ab(
     timeout: o.Timeout = 600.0,
     start_timeout: o.StartTimeout = ServerOptions.start_timeout_s,
     client: o.ClientName = "agents",
-    scenario: o.Scenario = "",
     dry_run: o.DryRun = False,
 ) -> None:
     """Put the same agents on a server for each way to serve; compare.
@@ -149,7 +148,6 @@ def ab(
         server=server,
         patience=Patience(timeout),
         client=client,
-        scenario=scenario,
     ).experiment(
         arrivals=arrivals,
         duration_s=duration,

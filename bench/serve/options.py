@@ -113,9 +113,6 @@ ClientName = Annotated[
     str,
     typer.Option("--client", help="Who asks: agents (ours), or aiperf (NVIDIA's, in chats)."),
 ]
-Scenario = Annotated[
-    str, typer.Option(help="aiperf's, like inferencex-agentx-mvp, for --duration seconds.")
-]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Start nothing: print what would be started, how long.")
 ]

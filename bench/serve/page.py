@@ -250,7 +250,7 @@ def facts(reported: Reported) -> str:
     told = {
         "Runs": _states(runs),
         "Load": _each(runs, _load),
-        "Client": _each(runs, lambda run: _joined(map(run.run.settings.get, CLIENT))),
+        "Client": _each(runs, lambda run: run.run.settings.get("client", "")),
         "Model": _each(runs, _model),
         "DRAM": _each(runs, _dram),
         "Versions": _each(runs, lambda run: _joined(map(" ".join, run.run.versions.items()))),
@@ -259,9 +259,6 @@ def facts(reported: Reported) -> str:
         **reported.told,
     }
     return f"<dl>{''.join(f'<dt>{k}</dt><dd>{v}</dd>' for k, v in told.items() if v)}</dl>"
-
-
-CLIENT = ("client", "scenario")  # who asked, where those were not our agents
 
 
 def _each(runs: Iterable[Loaded], told: Callable[[Loaded], str]) -> str:

@@ -76,16 +76,16 @@ def write(home: Path, records: list[dict[str, Any]]) -> None:
     (home / "bin/records").write_text("".join(json.dumps(each) + "\n" for each in records))
 
 
-def client(home: Path, scenario: str = "") -> Aiperf:
-    return Aiperf.installed(Site(home / "model", 32), scenario, home)
+def client(home: Path) -> Aiperf:
+    return Aiperf.installed(Site(home / "model", 32), home)
 
 
-def played(home: Path, scenario: str = "") -> Loaded:
+def played(home: Path) -> Loaded:
     """What is in the folder of a run that this aiperf made."""
     folder = home / "run"
     api = Api("http://127.0.0.1:9", patience=Patience(5))
     with RunFolder(folder, Run(name="run")) as out:
-        asyncio.run(client(home, scenario).drive(api, LOAD, out, lambda turn: None))
+        asyncio.run(client(home).drive(api, LOAD, out, lambda turn: None))
         out.close("done")
     return load_run(folder)
 
@@ -143,13 +143,6 @@ def test_every_program_is_played_once_as_many_at_a_time_as_was_said(home: Path) 
     assert len(list((home / "run/traces").glob("*.json"))) == 2
 
 
-def test_a_scenario_says_by_itself_what_is_played(home: Path) -> None:
-    played(home, "inferencex-agentx-mvp")
-    line = json.loads((home / "bin/argv.json").read_text())
-    assert "--num-conversations" not in line
-    assert line[line.index("--scenario") + 1] == "inferencex-agentx-mvp"
-
-
 def test_an_aiperf_that_fails_is_told_with_its_own_words(home: Path) -> None:
     (home / "bin/fails").touch()
     with pytest.raises(ApiError, match="status 1: 10:00 ERROR    Failed to load tokenizer"):
@@ -158,7 +151,7 @@ def test_an_aiperf_that_fails_is_told_with_its_own_words(home: Path) -> None:
 
 def test_without_aiperf_one_sentence_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match=r"install it with: python -m bench\.serve\.aiperf"):
-        Aiperf.installed(Site(tmp_path, 32), "", tmp_path)
+        Aiperf.installed(Site(tmp_path, 32), tmp_path)
 
 
 def test_a_load_that_aiperf_cannot_play_is_refused_before_a_server_starts(home: Path) -> None:
@@ -170,6 +163,4 @@ def test_a_load_that_aiperf_cannot_play_is_refused_before_a_server_starts(home: 
 
 def test_runs_of_two_clients_do_not_share_a_folder(home: Path) -> None:
     assert client(home).settings() == {"client": "aiperf 0.13.0"}
-    assert find_client("agents", "", Site(home, 32)) == Agents()
-    with pytest.raises(ClientError, match="add --client aiperf"):
-        find_client("agents", "x", Site(home, 32))
+    assert find_client("agents", Site(home, 32)) == Agents()
