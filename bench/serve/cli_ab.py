@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bench.serve import cli_report, compare, results, summary
+from bench.serve import cli_report, compare, results
 from bench.serve.ab import Experiment, Task, Watcher, run_all
 from bench.serve.api import Patience
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
@@ -169,7 +169,6 @@ def dry_run(loads: Mapping[Path, Experiment]) -> State:
 
 def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> None:
     """A table per pressure, what could not run, and where everything is."""
-    summary.write_csv(out, runs)
     arms = compare.columns(runs, base.name)
     if arms:
         compare.write_csv(out, arms)

@@ -49,7 +49,6 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
         state = measure(server_url(url), load, folder, manner, tell)
     loaded = results.load(out)
     console.print(summary.table_of(loaded[0]))
-    summary.write_csv(out, loaded)
     for each in [turn for turn in loaded[0].turns if turn.error][:3]:
         line = f"{each.program} turn {each.turn + 1}: {each.error}"
         console.print(line, style="red", markup=False)

@@ -4,7 +4,6 @@
       experiment.json        what all runs have in common, where there are several (`bench ab`)
       report.html            all of it as one page (`bench report`)
       ratios.csv             every figure of every arm against the first arm's, with its interval
-      summary.csv            every figure of every run; programs.csv and turns.csv: their lines
       runs/NAME/
         run.json             one Run: what was measured, how, and how it ended
         turns.jsonl          a Turn per line, in the order they ended

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import msgspec
 from rich.table import Table
 
 from bench.common.tables import mean, quantile
@@ -160,44 +156,6 @@ def table_of(run: Loaded) -> Table:
             f"turn {index + 1}: {tokens:,.0f} tokens, {cached:,.0f} cached", f"{seconds:.3g} s"
         )
     return table
-
-
-def write_csv(folder: Path, runs: Iterable[Loaded]) -> None:
-    """summary.csv, programs.csv and turns.csv beside runs/: the same numbers for spreadsheets."""
-    runs = list(runs)
-    _csv(folder / "summary.csv", (_head(run) | summarize(run) for run in runs))
-    _csv(
-        folder / "programs.csv",
-        (_head(run) | msgspec.to_builtins(each) for run in runs for each in run.programs),
-    )
-    _csv(
-        folder / "turns.csv",
-        (_head(run) | _without_answer(each) for run in runs for each in run.turns),
-    )
-
-
-def _head(run: Loaded) -> dict[str, Any]:
-    return {
-        "run": run.run.name,
-        "arm": run.run.arm,
-        "repeat": run.run.repeat,
-        "state": run.run.state,
-        "pressure": run.run.dram.pressure if run.run.dram else "",
-    }
-
-
-def _without_answer(turn: Turn) -> dict[str, Any]:
-    row: dict[str, Any] = msgspec.to_builtins(turn)
-    del row["answer"], row["text"]
-    return row | {"failures": "; ".join(turn.failures)}
-
-
-def _csv(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    rows = list(rows)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else ["run"])
-        writer.writeheader()
-        writer.writerows(rows)
 
 
 def _timeouts(turns: Iterable[Turn]) -> int:

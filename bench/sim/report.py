@@ -1,7 +1,5 @@
 """The lab's results as those of real servers are told: one table, one page, for both.
 
-    python -m bench.sim.report RESULTS.jsonl -o report.html
-
 A run of the lab becomes a run of a server (serve/results.py): its seconds are virtual, its seed is
 its repeat, and what vLLM would count in /metrics is what its scheduler was seen to do.
 """
@@ -13,18 +11,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from bench.cli import start, teaching_parser
 from bench.common.arms import STOCK, Role
 from bench.serve.metrics import Labels, Metrics
 from bench.serve.page import page_of
 from bench.serve.points import Point, Reported, points_of
 from bench.serve.results import Loaded, Program, Run, Turn
 from bench.serve.summary import PROMPT
-from bench.sim import store
 from bench.sim.arms import role_of
 from bench.sim.job import Job, Result, Start
 from bench.sim.result import RunRecord, TurnRecord
-from continuum_connector.tools.cli.ending import ToldError
 
 GB = 1e9
 LOAD = "rate"  # the parameter that a sweep goes along
@@ -35,15 +30,6 @@ HONEST = (
     "differences below some 20 % in absolute seconds, and near critical load, say nothing about a "
     "real GPU."
 )
-TEACH = """\
-what happens
-  Reads what `continuum simulate` (or bench.sim.runner) wrote, failed and missing runs included,
-  and writes one HTML file. Reading it: bench/sim/README.md.
-
-examples
-  python -m bench.sim.report runs/x.jsonl
-  python -m bench.sim.report runs/x.jsonl -o /tmp/x.html --title "before"
-"""
 
 
 def page(results: Iterable[Result], starts: Sequence[Start], title: str = "") -> str:
@@ -169,24 +155,3 @@ def _added(record: RunRecord) -> Metrics:
     }
     nothing: Labels = frozenset()
     return {**added, ("vllm:num_preemptions_total", nothing): float(record.num_preemptions)}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    what, _, _ = (__doc__ or "").partition("\n\n")
-    parser = teaching_parser("python -m bench.sim.report", what, TEACH)
-    parser.add_argument("results", type=Path, help="a JSON-lines file")
-    parser.add_argument("-o", "--out", type=Path, help="the page (beside the results)")
-    parser.add_argument("--title", default="", help="of the page")
-    options = parser.parse_args(argv)
-    if not options.results.is_file():
-        raise ToldError(f"{options.results} is no file; give one that `continuum simulate` wrote")
-    out = options.out or options.results.with_suffix(".html")
-    found = store.results(options.results)
-    text = page(found.values(), store.starts(options.results), options.title)
-    out.write_text(text)
-    print(f"{out}: {len(found)} runs, {len(text) / 1e6:.1f} MB")
-    return 0
-
-
-if __name__ == "__main__":
-    start(main, "python -m bench.sim.report")

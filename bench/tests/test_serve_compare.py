@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
 import sys
@@ -203,16 +202,6 @@ def test_arms_are_compared_and_their_answers_checked(tmp_path: Path) -> None:
     assert (same.same, same.of) == (8, 16)
     assert str(same) == "NO (8/16; first p0 turn 1 repeat 2)"
     assert str(compare.sameness(base, base)) == "yes (16/16)"
-
-
-def test_csv_files_hold_every_run_program_and_turn(tmp_path: Path) -> None:
-    write(tmp_path, "none", 0)
-    summary.write_csv(tmp_path, results.load(tmp_path))
-    names = ("summary", "programs", "turns")
-    texts = [(tmp_path / f"{name}.csv").read_text() for name in names]
-    rows = {n: list(csv.DictReader(t.splitlines())) for n, t in zip(names, texts, strict=True)}
-    assert [len(rows[name]) for name in names] == [1, 4, 8]
-    assert float(rows["summary"][0]["jct_mean_s"]) == 2.5
 
 
 @pytest.mark.parametrize(

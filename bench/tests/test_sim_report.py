@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console
 
@@ -15,10 +13,9 @@ from bench.common.tables import quantile
 from bench.serve.summary import summarize
 from bench.sim.command import grids
 from bench.sim.job import Job, Result, Start
-from bench.sim.report import loaded, main, page, points, scene
+from bench.sim.report import loaded, page, points, scene
 from bench.tests.lab_results import record, result
 from bench.tests.pages import elsewhere, read
-from continuum_connector.tools.cli.ending import ToldError
 
 ARMS = ("stock", "paper", OURS, "infinite")
 STARTS = [Start("continuum simulate --arms <x>", {"vllm": "0.32.0"})]
@@ -71,19 +68,6 @@ def test_the_page_begins_with_what_it_cannot_say_and_ours_beside_the_best_that_c
 def test_two_pages_of_the_same_results_are_the_same() -> None:
     results = [result(arm) for arm in ARMS]
     assert page(results, STARTS) == page(results, STARTS)
-
-
-def test_the_command_writes_a_page_beside_the_results(tmp_path: Path) -> None:
-    results = tmp_path / "x.jsonl"
-    lines = (*STARTS, result(OURS), result("stock"))
-    results.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
-    assert main([str(results)]) == 0
-    assert "stock · adaptive, simulated" in (tmp_path / "x.html").read_text()
-
-
-def test_the_command_says_why_there_is_no_page(tmp_path: Path) -> None:
-    with pytest.raises(ToldError, match=r"none\.jsonl is no file"):
-        main([str(tmp_path / "none.jsonl")])
 
 
 def test_plain_vllm_comes_first_and_oracles_last() -> None:
