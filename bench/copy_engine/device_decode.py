@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.copy_engine.device_rates import BOTH, PATHS
@@ -53,26 +52,9 @@ def arms_of(sizes: Sizes) -> list[Arm]:
 def measure_decode(machine: Machine, sizes: Sizes, say: Say) -> Section:
     """Memory-bound products beside each arm's transfers; the arms take turns."""
     stream = machine.stream()
-    return _beside(machine, sizes, say, "decode", stream, stream.work)
-
-
-def measure_prefill(machine: Machine, sizes: Sizes, say: Say) -> Section:
-    """The same with products that computing bounds: a kernel that copies takes processors."""
-    stream = machine.stream()
-    return _beside(machine, sizes, say, "prefill", stream, stream.multiply)
-
-
-def _beside(
-    machine: Machine,
-    sizes: Sizes,
-    say: Say,
-    name: str,
-    stream: Stream,
-    work: Callable[[], None],
-) -> Section:
     section = Section(
-        name,
-        f"{name.capitalize()}-like products beside transfers at full rate, ms per unit "
+        "decode",
+        "Decode-like products beside transfers at full rate, ms per unit "
         f"({sizes.repeats} turns of {sizes.arm_s:g} s each)",
         ("transfers", "path", "median", "p99", "max", "slow-down", "worst turn", "GB/s"),
         note="Units are queued ahead, so the caller's time is not in them. Slow-down: median unit "
@@ -85,9 +67,9 @@ def _beside(
         rigs = {arm: stack.enter_context(_rig(machine, sizes, arm)) for arm in arms}
         for turn in range(sizes.repeats):
             for arm in arms:
-                say(f"{name}-like work, turn {turn + 1} of {sizes.repeats}, transfers: {arm.name}")
+                say(f"decode-like work, turn {turn + 1} of {sizes.repeats}, transfers: {arm.name}")
                 with fed(rigs[arm], arm.directions) as meter:
-                    found[arm.name].append(_work(stream, work, sizes))
+                    found[arm.name].append(_work(stream, sizes))
                     rates[arm.name].append(meter.rate())
         paths = {arm.name: _paths_taken(rigs[arm]) for arm in arms}
     for arm_name, turns in found.items():
@@ -130,20 +112,20 @@ def _paths_taken(rig: Rig) -> str:
     return ", ".join(name for name, bit in PATHS.items() if any(way[bit] for way in trunks)) or "-"
 
 
-def _work(stream: Stream, work: Callable[[], None], sizes: Sizes) -> list[float]:
+def _work(stream: Stream, sizes: Sizes) -> list[float]:
     """Milliseconds of each unit, for as long as a turn is."""
     end, found = time.perf_counter() + sizes.arm_s, []
     while not found or time.perf_counter() < end:
-        found += _units(stream, work, sizes.work_units)
+        found += _units(stream, sizes.work_units)
     return found
 
 
-def _units(stream: Stream, work: Callable[[], None], count: int) -> list[float]:
+def _units(stream: Stream, count: int) -> list[float]:
     for _ in range(WARM_UP):
-        work()
+        stream.work()
     events = [stream.record()]
     for _ in range(count):
-        work()
+        stream.work()
         events.append(stream.record())
     stream.synchronize()
     return [later.seconds_since(earlier) * 1e3 for earlier, later in itertools.pairwise(events)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import time
 
@@ -124,32 +123,6 @@ def measure_duplex(machine: Machine, sizes: Sizes, say: Say) -> Section:
         section.targets.append(Target(text, share, AIM_OF_PEAK, "%", at_most=False))
     text = "both ways at once (aim of an H100)"
     section.targets.append(Target(text, statistics.median(both), AIM_BOTH, "GB/s", at_most=False))
-    return section
-
-
-def measure_pages(machine: Machine, sizes: Sizes, say: Say) -> Section:
-    """The engine kept at work over a pool of huge pages and over one of small ones: small ones
-    make longer page tables, for the device as well."""
-    chunk = sizes.chunks[-1]
-    section = Section(
-        "pages",
-        f"Engine kept at work by chunks of {size(chunk)}, GB/s by the pages of its pool",
-        ("pages", "load", "store"),
-        note=f"In turns, median of {sizes.repeats}.",
-    )
-    num_blocks = max(6, sizes.peak_bytes // chunk)
-    found: dict[tuple[bool, Direction], list[float]] = {}
-    for turn, is_huge in itertools.product(range(sizes.repeats), (True, False)):
-        say(f"{'huge' if is_huge else 'small'} pages, turn {turn + 1} of {sizes.repeats}")
-        with Rig(machine, num_blocks, chunk, huge_pages=is_huge) as rig:
-            for way in BOTH:
-                rate = _fed_rate(rig, (way,), sizes.fed_s)
-                found.setdefault((is_huge, way), []).append(rate)
-    for is_huge, name in ((True, "huge"), (False, "small")):
-        rates = [found[is_huge, way] for way in BOTH]
-        section.rows.append((name, *(f"{statistics.median(each):.1f}" for each in rates)))
-        for way, each in zip(BOTH, rates, strict=True):
-            section.samples[f"{name}, {way.name.lower()}"] = each
     return section
 
 

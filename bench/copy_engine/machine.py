@@ -40,10 +40,6 @@ class Stream(Protocol):
         """One unit of decode-like computing, which waits for memory."""
         ...
 
-    def multiply(self) -> None:
-        """One unit of prefill-like computing, which waits for nothing."""
-        ...
-
     def record(self) -> Event: ...
     def synchronize(self) -> None: ...
 
@@ -99,8 +95,6 @@ class CpuStream:
 
     def work(self) -> None:
         np.dot(_MATRIX, _MATRIX)
-
-    multiply = work
 
     def record(self) -> CpuEvent:
         return CpuEvent()

@@ -15,21 +15,15 @@ from rich.console import Console
 from bench.cli import names_of, start, teaching_parser, whole
 from bench.common.progress import Progress
 from bench.copy_engine.delay import measure_delay
-from bench.copy_engine.device_decode import measure_decode, measure_prefill
+from bench.copy_engine.device_decode import measure_decode
 from bench.copy_engine.device_layout import measure_layout
-from bench.copy_engine.device_pool import measure_growth, measure_pin
-from bench.copy_engine.device_rates import (
-    measure_duplex,
-    measure_pages,
-    measure_peak,
-    measure_sweep,
-)
-from bench.copy_engine.device_step import measure_small_copy
+from bench.copy_engine.device_pool import measure_pin
+from bench.copy_engine.device_rates import measure_duplex, measure_peak, measure_sweep
 from bench.copy_engine.machine import CpuMachine, Machine
 from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
-from bench.copy_engine.submit import measure_calls, measure_submit
+from bench.copy_engine.submit import measure_submit
 from bench.copy_engine.torch_machine import find_machine
 from bench.markers import rewrite
 from continuum_connector.errors import TransferError
@@ -53,13 +47,9 @@ reading the tables
   peak       the bus alone: one large copy each way, both at once
   sweep      the engine by chunk size, number of blocks and path to the driver
   duplex     the engine kept at work one way and both ways, against the peak of the same run
-  small_copy how long a step's own 4 KiB copy waits beside bulk loads, per trunk and window
   decode     how much kernels slow down beside transfers at full rate, large pieces and small
-  prefill    the same of kernels that computing bounds, not memory
   layout     reading a layer's KV of many blocks, with a block in one piece and with a layer in one
-  pages      the engine kept at work over a pool of huge pages, and over one of small ones
   pin        how fast the host pool is populated and page-locked
-  growth     how long a step's own 4 KiB copy waits while a pool grows, per chunk
   PASS and FAIL compare with the aims of the design; the exit status does not depend on them.
 
 examples
@@ -72,7 +62,6 @@ Measure = Callable[[Machine, Sizes, Say], Section]
 
 CPU_SECTIONS: dict[str, Measure] = {
     "submit": measure_submit,
-    "calls": measure_calls,
     "delay": measure_delay,
 }
 DEVICE_SECTIONS: dict[str, Measure] = {
@@ -81,13 +70,9 @@ DEVICE_SECTIONS: dict[str, Measure] = {
     "peak": measure_peak,
     "sweep": measure_sweep,
     "duplex": measure_duplex,
-    "small_copy": measure_small_copy,
     "decode": measure_decode,
-    "prefill": measure_prefill,
     "layout": measure_layout,
-    "pages": measure_pages,
     "pin": measure_pin,
-    "growth": measure_growth,
 }
 ALL_SECTIONS = CPU_SECTIONS | DEVICE_SECTIONS
 

@@ -27,9 +27,6 @@ class Sizes:
     counts: tuple[int, ...] = (16, 256, 2048, 8192)  # blocks of a transfer
     sweep_bytes: int = 2048 * MIB  # no transfer is longer
     fed_s: float = 1.0  # how long the engine is kept at work
-    trunks: tuple[int, ...] = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 32 * MIB)
-    windows: tuple[int, ...] = (1, 2, 4)  # trunks in flight
-    small_copies: int = 300
     work_units: int = 400  # queued at a time
     arm_s: float = 1.0  # of work beside one kind of transfers, per turn
     decode_bytes: int = 512 * MIB  # that such transfers go over
@@ -51,7 +48,6 @@ QUICK = Sizes(
     counts=(16, 1024),
     sweep_bytes=512 * MIB,
     fed_s=0.3,
-    small_copies=60,
     work_units=100,
     arm_s=0.3,
     decode_bytes=256 * MIB,

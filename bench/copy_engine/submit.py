@@ -1,9 +1,8 @@
-"""What the caller pays: submit, poll and cancel, in microseconds of the calling thread."""
+"""What the caller pays for a submit, in microseconds of the calling thread."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Say, Section, Target, spread
@@ -17,7 +16,6 @@ STEP_S = 0.005  # of compute between two transfers: the lane naps
 PAUSE_S = 0.06  # longer than the lane naps: it sleeps, and must be woken
 NO_TAG = 1 << 40
 RARE = 5  # one in so many samples, where each takes a pause
-LOOP = 100  # calls under one clock reading, where a call is as short as the reading
 AIM_US = 20.0
 
 
@@ -115,55 +113,3 @@ LANES = {
     "(nothing submitted)": _nothing_submitted,
     "asleep": _asleep,
 }
-
-
-def measure_calls(machine: Machine, sizes: Sizes, say: Say) -> Section:
-    """Poll with nothing and with something there; cancel of a queued and of no transfer."""
-    say("poll and cancel")
-    section = Section("calls", "Poll and cancel, us", ("call", "median", "p99", "max"))
-    with another_core():
-        rig = Rig(machine, BURST, PIECE).started()
-    with rig:
-        section.samples = {
-            f"poll, nothing pending (mean of {LOOP})": _many(rig.engine.poll, sizes.calls),
-            "poll, one pending": _poll_one(rig, sizes.calls),
-            f"cancel, no such transfer (mean of {LOOP})": _many(
-                lambda: rig.engine.cancel(NO_TAG), sizes.calls
-            ),
-            "cancel, transfer queued or under way": _cancel(rig, sizes.calls),
-        }
-    section.rows = [(name, *spread(samples)) for name, samples in section.samples.items()]
-    return section
-
-
-def _many(call: Callable[[], object], calls: int) -> list[float]:
-    samples = []
-    for _ in range(calls):
-        began = time.perf_counter_ns()
-        for _ in range(LOOP):
-            call()
-        samples.append((time.perf_counter_ns() - began) / 1e3 / LOOP)
-    return samples
-
-
-def _poll_one(rig: Rig, calls: int) -> list[float]:
-    samples = []
-    for _ in range(calls):
-        rig.wait(rig.submit(Direction.STORE, 0, 1))
-        began = time.perf_counter_ns()
-        found = rig.engine.poll()
-        samples.append((time.perf_counter_ns() - began) / 1e3)
-        assert len(found) == 1
-    return samples
-
-
-def _cancel(rig: Rig, calls: int) -> list[float]:
-    samples = []
-    for _ in range(calls):
-        tag = rig.submit(Direction.STORE, 0, BURST)
-        began = time.perf_counter_ns()
-        rig.engine.cancel(tag)
-        samples.append((time.perf_counter_ns() - began) / 1e3)
-        rig.wait(tag)
-        rig.engine.poll()
-    return samples

@@ -9,7 +9,6 @@ from typing import Any
 from bench.copy_engine.machine import Buffer
 
 WIDTH, ROWS, MATMULS = 8192, 64, 4  # 128 MiB of weights per product: more than an L2 holds
-PREFILL_ROWS = 2048  # 0.3 TFLOP per product: the weights are read once, so it is bound by computing
 
 
 def find_machine(device: int) -> TorchMachine | str:
@@ -119,17 +118,11 @@ class TorchStream:
             dst.tensor[:num_bytes].copy_(src.tensor[:num_bytes], non_blocking=True)
 
     def work(self) -> None:
-        self._products(ROWS, MATMULS)
-
-    def multiply(self) -> None:
-        self._products(PREFILL_ROWS, 1)
-
-    def _products(self, num_rows: int, number: int) -> None:
         import torch
 
-        rows, weights, out = _matrices(self._where, num_rows)
+        rows, weights, out = _matrices(self._where)
         with torch.cuda.stream(self._stream):
-            for _ in range(number):
+            for _ in range(MATMULS):
                 torch.mm(rows, weights, out=out)
 
     def record(self) -> TorchEvent:
@@ -140,12 +133,12 @@ class TorchStream:
 
 
 @functools.cache
-def _matrices(device: str, num_rows: int) -> tuple[Any, Any, Any]:
+def _matrices(device: str) -> tuple[Any, Any, Any]:
     import torch
 
     def ones(rows: int) -> Any:
         return torch.ones(rows, WIDTH, dtype=torch.bfloat16, device=device)
 
-    made = ones(num_rows), ones(WIDTH), ones(num_rows)
+    made = ones(ROWS), ones(WIDTH), ones(ROWS)
     torch.cuda.synchronize(device)
     return made

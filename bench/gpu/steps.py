@@ -259,7 +259,7 @@ STEPS = (
     _copies(
         "submit",
         "A submit costs a step 20 us, a copy begins within 5 ms, a pool is locked",
-        *("device_submit,device_delay,pin,pages", "delay", 140.0, True),
+        *("device_submit,device_delay,pin", "delay", 140.0, True),
     ),
     _equal(
         "equal",
@@ -286,7 +286,7 @@ STEPS = (
     _copies(
         "beside",
         "What a step pays beside transfers, and the best path by size of a piece",
-        *("small_copy,growth,decode,prefill,layout,sweep", "calls", 200.0, True),
+        *("decode,layout,sweep", "submit", 200.0, True),
     ),
     Step(
         name="shape",

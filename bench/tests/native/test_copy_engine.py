@@ -43,12 +43,12 @@ def test_main_prints_tables_and_writes_samples(
 ) -> None:
     monkeypatch.setattr(run, "QUICK", TINY)
     out = tmp_path / "samples.json"
-    assert run.main(["--quick", "--only", "calls", "--json", str(out), "--note", "shared"]) == 0
+    assert run.main(["--quick", "--only", "submit", "--json", str(out), "--note", "shared"]) == 0
     printed = capsys.readouterr().out
     assert "shared" in printed
-    assert "| poll, one pending |" in printed
+    assert "| at work |" in printed
     (section,) = json.loads(out.read_text())
-    assert len(section["samples"]["poll, one pending"]) == TINY.calls
+    assert len(section["samples"]["1 blocks, 1 regions, at work"]) >= TINY.calls
 
 
 def test_an_unknown_section_is_refused_with_the_known_ones(
