@@ -171,24 +171,9 @@ PARTS = (
         max_pinned_fraction=0.0,
     ),
     ours("adaptive", "adaptive with the gate before new programs", name="gate", gate_wait_s=30.0),
-    ours(
-        "adaptive",
-        "the same, which holds a program for 10 s, or the work that was under way",
-        name="gate-10",
-        gate_wait_s=10.0,
-    ),
     replace(
         ours("adaptive", "adaptive without the machine's disk", name="adaptive-no-disk"),
         machine=_without_drive,
-        needs_disk=True,
-    ),
-    replace(
-        ours(
-            "adaptive",
-            "adaptive that writes to the disk without bound",
-            name="adaptive-unbounded",
-            disk_write_budget=0,
-        ),
         needs_disk=True,
     ),
     replace(
