@@ -12,8 +12,9 @@ all that are under way.
 Prints, by day: turns, share of prompt tokens found in VRAM or DRAM, CPU of the process per step,
 Python objects, memory. Then what is larger on the last day than in the middle of the week: of every
 container of ours its items, and the columns just named. What stands at its bound is not larger.
-With a disk, by day, what was written to it: its budget is the whole drive once a day, and a day's
-worth is in hand at the start. Ends with status 1 if anything is larger, or more was written.
+With a disk, by day, what was written to it, also per byte of KV that prompts computed (its write
+amplification): its budget is the whole drive once a day, and a day's worth is in hand at the start.
+Ends with status 1 if anything is larger, or more was written.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ STREAMS = 1 << 20  # more than an hour has
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One look: sums since the beginning, `written` in bytes to a disk; `tables`: items by
-    container, as they are now."""
+    """One look: sums since the beginning, `written` in bytes to a disk, `computed` in bytes of KV
+    of prompts; `tables`: items by container, as they are now."""
 
     at_s: float
     num_turns: int
@@ -66,6 +67,7 @@ class Sample(msgspec.Struct, frozen=True):
     mib: float
     tables: dict[str, int]
     written: float = 0.0
+    computed: float = 0.0
 
 
 # --- what is asked ------------------------------------------------------------------------
@@ -131,6 +133,7 @@ class Week(Lab):
         on = machine("A100-40", kv_tokens=kv_tokens, dram_gb=dram_gb, disk_gb=disk_gb)
         nobody = ProgramPlan("nobody", (TurnPlan((Span(SHARED, 1),), Span(SHARED, 1, 1)),), MOST)
         super().__init__(on, ARMS["adaptive"], Workload("week", (nobody,), "made up"))
+        self._token_bytes = on.model.token_bytes
         self._running.clear()
         self._begin = []  # of a batch: there is none
         self._rng = random.Random(f"aborts {seed}")
@@ -222,13 +225,15 @@ class Week(Lab):
             mib=census.resident_mib(),
             tables=census.count(self.engine.connector),
             written=disk.num_bytes[Way.WRITE] if (disk := self.engine.disk) else 0.0,
+            computed=(self.num_prompt - self.num_cached) * self._token_bytes,
         )
 
 
 # --- what is told -------------------------------------------------------------------------
 class Day(msgspec.Struct, frozen=True):
     """What one day added, and what stood at its looks, at most. `cached`: of its prompt tokens;
-    `step_ms`: CPU of the process per step; `written_gb`: to a disk."""
+    `step_ms`: CPU of the process per step; `written_gb`: to a disk; `amplification`: bytes written
+    per byte of KV that prompts computed."""
 
     num_turns: int
     cached: float
@@ -237,6 +242,7 @@ class Day(msgspec.Struct, frozen=True):
     mib: float
     tables: dict[str, int]
     written_gb: float = 0.0
+    amplification: float = 0.0
 
 
 def days_of(samples: Sequence[Sample], day_s: float = HOURS * HOUR_S) -> list[Day]:
@@ -256,6 +262,7 @@ def days_of(samples: Sequence[Sample], day_s: float = HOURS * HOUR_S) -> list[Da
                 max(each.mib for each in own),
                 tables,
                 (last.written - before.written) / GB,
+                (last.written - before.written) / max(1.0, last.computed - before.computed),
             )
         )
         before = last
@@ -288,10 +295,13 @@ def overwritten(days: Sequence[Day], disk_gb: float) -> list[int]:
 
 def table(days: Sequence[Day]) -> Iterator[str]:
     has_disk = any(day.written_gb for day in days)
-    yield "| day | turns | found | CPU ms a step | objects | MiB |" + has_disk * " GB written |"
-    yield "|---|---|---|---|---|---|" + has_disk * "---|"
+    yield (
+        "| day | turns | found | CPU ms a step | objects | MiB |"
+        + has_disk * " GB written | per GB of KV |"
+    )
+    yield "|---|---|---|---|---|---|" + has_disk * "---|---|"
     for number, day in enumerate(days, 1):
-        written = f" {day.written_gb:,.1f} |" if has_disk else ""
+        written = f" {day.written_gb:,.1f} | {day.amplification:.2f} |" if has_disk else ""
         yield (
             f"| {number} | {day.num_turns:,} | {day.cached:.1%} | {day.step_ms:.3f} | "
             f"{day.num_objects:,} | {day.mib:.0f} |{written}"

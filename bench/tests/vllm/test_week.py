@@ -148,7 +148,8 @@ def test_what_is_written_to_a_disk_is_told_by_day_and_held_to_its_budget() -> No
     assert 0 < looks[0].written < looks[1].written
     (day,) = week.days_of(looks)
     assert day.written_gb == looks[1].written / 1e9
-    assert [line.count("|") for line in week.table([day])] == [8, 8, 8]
+    assert day.amplification == looks[1].written / looks[1].computed
+    assert [line.count("|") for line in week.table([day])] == [9, 9, 9]
 
     days = [msgspec.structs.replace(DAY, written_gb=gb) for gb in (8.0, 4.0, 8.0)]
     assert week.overwritten(days[:2], 4.0) == [], "a day's worth was in hand"
