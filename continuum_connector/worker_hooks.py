@@ -57,7 +57,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.account = Account()
+        self.account = Account(compat.profiler_scope())
         self.worker = None
         self._kv_caches: dict[str, Any] = {}
         self._calls: WorkerCalls | None = None

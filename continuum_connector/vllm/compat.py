@@ -5,6 +5,7 @@ touched.py lists every name; tests/versions runs all of it against the releases 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -33,6 +34,15 @@ _BASE = "distributed.kv_transfer.kv_connector.v1.base"
 def logger(name: str) -> Any:
     """vLLM's logger, so that our lines look like its own in the server's log."""
     return init_logger(f"vllm.{name}")
+
+
+def profiler_scope() -> Callable[[str], Any] | None:
+    """Return what opens vLLM's own named ranges for a profiler, NVTX's or torch's, where vLLM's
+    environment asks for them (VLLM_NVTX_SCOPES_FOR_PROFILING, VLLM_CUSTOM_SCOPES_FOR_PROFILING)."""
+    scope = getattr(
+        importlib.import_module("vllm.v1.utils"), "record_function_or_nullcontext", None
+    )
+    return None if scope is None or isinstance(scope(""), contextlib.nullcontext) else scope
 
 
 # --- requests ---------------------------------------------------------------------------

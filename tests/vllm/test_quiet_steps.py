@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -134,3 +135,22 @@ def test_so_is_what_a_worker_half_took_which_knows_no_turns() -> None:
     assert [stats is not None for stats in told] == [True, False, False, False, True]
     cells = told[-1].data["histograms"]["hook_seconds{wait_for_save}"]
     assert sum(num for _, num, _ in cells) == 4, "of all steps since"
+
+
+def test_a_profiler_sees_each_hook_by_its_name_and_nobody_else_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert Engine().connector.account.scope is None, "as by default"
+    opened: list[str] = []
+
+    @contextlib.contextmanager
+    def annotate(name: str) -> Iterator[None]:
+        opened.append(name)
+        yield
+
+    monkeypatch.setattr("vllm.v1.utils._PROFILER_FUNC", annotate)  # as its environment makes it
+    engine = Engine()
+    opened.clear()
+    engine.add("r", 64, 2)
+    engine.run_until_idle()
+    assert {"continuum: build_connector_meta", "continuum: request_finished"} <= {*opened}
