@@ -64,6 +64,7 @@ class Answer:
     first: float = 0.0
     last: float = 0.0
     ended: float = 0.0
+    gaps_ms: list[float] = field(default_factory=list)  # between tokens as they arrived
     tokens: list[int] = field(default_factory=list)  # ids; empty if the server does not say
     text: str = ""
     num_prompt: int = 0
@@ -131,6 +132,7 @@ class Api:
                 answer.error = str(failure)
                 answer.failures.append(answer.error)
                 answer.first = answer.last = 0.0
+                answer.gaps_ms.clear()
                 answer.tokens.clear()
                 answer.text = ""
                 if not failure.again or not left:
@@ -190,8 +192,10 @@ class Api:
         for choice in chunk.choices:
             text = (choice.delta.content or "") if choice.delta else choice.text
             if choice.token_ids or text:
-                answer.last = time.perf_counter()
-                answer.first = answer.first or answer.last
+                now = time.perf_counter()
+                if answer.first:
+                    answer.gaps_ms.append(round(1e3 * (now - answer.last), 2))
+                answer.first, answer.last = answer.first or now, now
                 answer.tokens.extend(choice.token_ids or ())
                 answer.text += text
         if chunk.usage is not None:

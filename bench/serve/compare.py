@@ -165,7 +165,7 @@ def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
 
 SHOWN = (  # what a table of arms has, where it says anything
     *("jct_mean_s", "jct_p95_s", "jct_p99_s", "ttft_mean_s", "ttft_p95_s", "ttft_first_mean_s"),
-    "tpot_mean_s",
+    *("tpot_mean_s", "gap_p99_ms", "hooks_ms"),
     *("computed_tokens", "hit_vram_tokens", "hit_dram_tokens"),
     *("cached_pct", "theory_pct", "found_pct", "tokens_per_s"),
     *("stored_gb", "loaded_gb", "written_gb", "read_gb", "busy_pct", "failed_programs"),

@@ -226,6 +226,7 @@ class _Run:
             latency_s=answer.ended - answer.sent,
             ttft_s=answer.first - answer.sent if answer.first else 0.0,
             tpot_s=answer.tpot_s,
+            gaps_ms=answer.gaps_ms,
             prompt_tokens=answer.num_prompt,
             cached_tokens=answer.num_cached,
             answer_tokens=answer.num_answered,

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 
 from bench.common.arms import is_oracle, is_ours
+from bench.serve import gaps
 from bench.serve.compare import COMPARED_BY_KEY, sameness, shown
 from bench.serve.points import Point, Reported, read
 from bench.serve.results import Loaded
@@ -112,6 +113,11 @@ def _point(point: Point) -> Iterator[str]:
         '<p class="soft">Means over the runs. In small: the ratio to the first arm, programs '
         "compared with themselves, and its 95 % interval.</p>"
     )
+    head, rows = gaps.table({arm: column.runs.values() for arm, column in point.arms.items()})
+    if rows:
+        yield _table(
+            map(escape, head), (("", [f"<td>{escape(c)}</td>" for c in row]) for row in rows)
+        )
 
 
 def _cell(point: Point, arm: str, key: str) -> str:

@@ -48,6 +48,7 @@ class Turn(msgspec.Struct, kw_only=True):
     latency_s: float  # from then to the end of the answer, retries included
     ttft_s: float = 0.0  # from then to the first token; 0 if there was none
     tpot_s: float = 0.0  # per token after the first; 0 with fewer than two
+    gaps_ms: list[float] = []  # from each arrival of tokens to the next: one less than there were
     prompt_tokens: int = 0  # as the server counted
     cached_tokens: int = 0  # of them not computed, as the server said
     answer_tokens: int = 0

@@ -74,6 +74,17 @@ def _cached_pct(run: Loaded) -> float:
     return 100 * sum(turn.cached_tokens for turn in _good(run)) / prompt if prompt else math.nan
 
 
+def gaps(run: Loaded) -> list[float]:
+    """Milliseconds between the tokens that clients received, of all turns; aiperf tells none."""
+    return [gap for turn in _good(run) for gap in turn.gaps_ms]
+
+
+def _hooks_ms(run: Loaded) -> float:
+    """What all of our hooks took of the engine's steps, by turn."""
+    seconds = total(run.added, "continuum:hook_seconds_sum")
+    return 1e3 * seconds / len(_good(run)) if seconds and _good(run) else math.nan
+
+
 def _told(name: str) -> Callable[[Loaded], float]:
     return lambda run: run.run.told.get(name, math.nan)
 
@@ -96,6 +107,8 @@ FIGURES = (
         lambda r: mean([t.tpot_s for t in _good(r) if t.tpot_s]),
         "s",
     ),
+    Figure("gap_p99_ms", "token gap P99", lambda r: quantile(gaps(r), 0.99), "ms"),
+    Figure("hooks_ms", "hooks per turn", _hooks_ms, "ms"),
     Figure("turn_mean_s", "turn mean", lambda r: mean([t.latency_s for t in _good(r)]), "s"),
     Figure("prompt_tokens", "prompt tokens", lambda r: sum(t.prompt_tokens for t in _good(r))),
     Figure("cached_tokens", "  cached", lambda r: sum(t.cached_tokens for t in _good(r))),
