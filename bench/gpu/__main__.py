@@ -1,4 +1,4 @@
-"""Settle what is unproven on a GPU: every step of the plan, bounded, resumable, read for you."""
+"""Settle what a GPU must still say: every step of the plan, bounded, resumable, read for you."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from pathlib import Path
 
 from bench.cli import names_of, real, start, teaching_parser
 from bench.common.tables import markdown
+from bench.gpu.predict import predict, predicted
 from bench.gpu.runner import FILE, GRACE_S, Sitting, State, open_state, read_state
-from bench.gpu.steps import BY_NAME, SITTINGS, STEPS, Step, Verdict, filled
+from bench.gpu.steps import BY_NAME, STEPS, Step, Verdict, filled, fitting, plan
 from bench.markers import rewrite
+from bench.serve.rivals import FOLDER
 
 COMMITTED = Path(__file__).with_name("result.json")  # of the last GPU that somebody had
-LIMITS = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
-MARKER = "first half hour"
+ROOT = Path(__file__).resolve().parents[2]
+LIMITS, README = ROOT / "docs" / "limits.md", ROOT / "README.md"
+MARKER, IN_README = "first half hour", "card said"
 TOLD = 160  # letters of a result, on the terminal
-NO_CLAIM = {"machine", "shape", "report"}  # others need them
+NO_CLAIM = {"machine", "shape"}  # others need them
 
 TEACH = """\
 what happens
@@ -28,11 +31,16 @@ what happens
   is proven nothing behind it is begun. At the end: what is proven, what failed, what was not
   reached. Exit status 0: all asked for is proven. 1: something failed. 2: not all was reached.
 
+how long
+  --minutes 10: answers in bfloat16, stock vLLM and ours at two rates, evenness, layout.
+  --minutes 28: four rates, SimpleCPUOffload too, pieces, a profiler's trace, drafts, sleep.
+  Without it: all arms, models with states, the machine's own drive, and the copy engine's figures.
+
 examples
-  python -m bench.gpu --list                          what there is, with its command and bound
+  python -m bench.gpu --minutes 10 --list             what there is, with its command and bound
   python -m bench.gpu --dry-run                       without a GPU: each step as far as a CPU goes
-  python -m bench.gpu --only A                        copies and answers, about 20 minutes
-  python -m bench.gpu --only B --seconds 560          as much of the sweep as 560 seconds hold
+  python -m bench.gpu --predict                       what the lab says of it, before a card does
+  python -m bench.gpu --minutes 28 --seconds 560      the first of three commands of 560 seconds
   python -m bench.gpu --again flash                   one step anew, then on
   python -m bench.gpu --write                         put the list into docs/limits.md
 """
@@ -44,9 +52,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.list:
         print(listing(options.steps, options.out))
         return 0
+    if options.predict:
+        print(f"Written: {predict(options.predict)}")
+        return 0
     state = open_state(options.out, rehearsal=options.dry_run)
     left_s = options.seconds - GRACE_S if options.seconds else float("inf")
-    sitting = Sitting(options.out, state, until=time.monotonic() + left_s)
+    until = time.monotonic() + left_s
+    sitting = Sitting(options.out, state, until=until, rivals=options.rivals)
     for step in sitting.run(options.steps, options.again):
         known = state.of(step)
         told = f"{word(state, known.verdict)} in {known.wall_s:.0f} s: {known.said[:TOLD]}"
@@ -55,32 +67,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.write:
         COMMITTED.write_text((options.out / FILE).read_text())
         rewrite(LIMITS, {MARKER: quoted(state)})
+        rewrite(README, {IN_README: in_short(state)})
     return status(state, options.steps)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line; `steps` are those to run."""
     parser = teaching_parser("python -m bench.gpu", __doc__, TEACH)
-    add, some = parser.add_argument, names_of((*SITTINGS, *BY_NAME), "a step or a sitting")
+    add, some = parser.add_argument, names_of(tuple(BY_NAME), "a step")
     add("--list", action="store_true", help="print the steps and start nothing")
-    add("--only", type=some, default=list(SITTINGS), help="steps or sittings, with commas (A,B)")
+    add("--minutes", type=real(0), default=float("inf"), help="the plan that fits (all of it)")
+    add("--only", type=some, default=[*BY_NAME], help="steps of that plan, with commas")
     add("--again", type=some, default=[], help="run these again though they are settled")
     add("--dry-run", action="store_true", help="rehearse each step on a CPU")
     add("--seconds", type=real(0), default=0.0, help="end everything after so many (0: no end)")
     add("--out", type=Path, help="result folder (runs/gpu; runs/gpu-dry-run)")
-    add("--write", action="store_true", help="put the list into docs/limits.md")
+    add(
+        "--rivals",
+        type=Path,
+        default=FOLDER,
+        help="where LMCache is (python -m bench.serve.rivals)",
+    )
+    add("--write", action="store_true", help="put the list into docs/limits.md and README.md")
+    add("--predict", metavar="GPU", nargs="?", const="H100,H200", help="of the lab (H100,H200)")
     options = parser.parse_args(argv)
     if options.write and options.dry_run:
         parser.error("--write is for what a GPU said; leave out --dry-run")
+    try:
+        steps = plan(fitting(options.minutes))
+    except ValueError as error:
+        parser.error(f"--minutes {options.minutes:g}: {error}")
     options.out = (options.out or Path("runs", "gpu" + "-dry-run" * options.dry_run)).absolute()
-    options.steps = named(options.only)
-    options.again = [step.name for step in named(options.again)]
+    options.steps = [step for step in steps if step.name in options.only]
     return options
-
-
-def named(names: Sequence[str]) -> list[Step]:
-    """The steps of these names and sittings, in the plan's order."""
-    return [step for step in STEPS if step.name in names or step.sitting in names]
 
 
 def listing(steps: Sequence[Step], out: Path) -> str:
@@ -91,7 +110,7 @@ def listing(steps: Sequence[Step], out: Path) -> str:
         rehearsal = f"none: {dry}" if isinstance(dry, str) else shlex.join(filled(dry, out))
         leaves = f", leaves {step.leaves}" if step.leaves else ""
         gate = ", a gate" if step.is_gate else ""
-        head = f"{step.sitting} {step.name}, at most {step.limit_s:.0f} s{leaves}{gate}"
+        head = f"{step.name}, at most {step.limit_s:.0f} s{leaves}{gate}"
         lines = (step.decides, shlex.join(filled(step.command, out)), f"dry run: {rehearsal}")
         blocks.append("\n    ".join((head, *lines)))
     seconds = sum(step.limit_s for step in steps)
@@ -141,18 +160,43 @@ def status(state: State, steps: Sequence[Step]) -> int:
 
 
 def quoted(state: State) -> str:
-    """The list as docs/limits.md has it."""
+    """The list as docs/limits.md has it, with what the lab said beforehand where it did."""
     used = ", ".join(f"{name} {version}" for name, version in state.versions.items())
     head = f"{where(state)} {used}." if state.date else "No machine, no date."
-    claims = (each for each in STEPS if each.name not in NO_CLAIM)
-    rows = [(each.decides, _found(state, each)) for each in claims]
-    return f"{head}\n\n{markdown(('claim', 'found'), rows)}"
+    rows = [(each.decides, _found(state, each), _said(state, each)) for each in claims()]
+    wide = 3 if any(said for _, _, said in rows) else 2
+    columns = ("claim", "found", "the lab beforehand")[:wide]
+    return f"{head}\n\n{markdown(columns, [row[:wide] for row in rows])}"
+
+
+def in_short(state: State) -> str:
+    """The list in a sentence, for README.md."""
+    card, _, _ = state.machine.partition(",")
+    counted = dict.fromkeys(Verdict, 0)
+    for step in claims():
+        counted[Verdict(state.of(step).verdict)] += 1
+    told = ", ".join(f"{number} {verdict.value}" for verdict, number in counted.items() if number)
+    vllm = state.versions.get("vllm", "")
+    link = "[the list](docs/limits.md#what-is-not-proven)"
+    return f"On a GPU: {card}, vLLM {vllm}, {state.date}. Of {len(claims())} claims {told}: {link}."
+
+
+def claims() -> list[Step]:
+    """The steps whose result says something."""
+    return [step for step in STEPS if step.name not in NO_CLAIM]
 
 
 def _found(state: State, step: Step) -> str:
     known = state.of(step)
     text = f"**{known.verdict}**" if known.verdict != Verdict.NOT_REACHED.value else known.verdict
     return f"{text}: {known.said}".rstrip(": ").replace("|", "\\|")
+
+
+def _said(state: State, step: Step) -> str:
+    """What the lab said of an arm, for as many programs as there were."""
+    words = state.of(step).command
+    programs = words[words.index("--programs") + 1] if "--programs" in words else ""
+    return predicted(state.machine, programs, step.name)
 
 
 def committed() -> State:

@@ -19,6 +19,7 @@ from typing import Any
 
 from bench.gpu.steps import Ended, Step, Verdict, filled
 from bench.serve.record import versions
+from bench.serve.rivals import FOLDER
 from bench.serve.server import as_a_child, end_group
 from continuum_connector.tools.cli.ending import ToldError
 
@@ -129,12 +130,12 @@ class Sitting:
     launch: Launch = launch
     clock: Callable[[], float] = time.monotonic
     until: float = float("inf")
+    rivals: Path = FOLDER
 
     def run(self, steps: Sequence[Step], again: Collection[str] = ()) -> Iterator[Step]:
         """Run what is not settled; yields each step that has ended. A gate that is shut ends it."""
         for step in steps:
-            settled = self.state.of(step).verdict != Verdict.NOT_REACHED.value
-            if not settled or step.name in again:
+            if not self._is_settled(step) or step.name in again:
                 if self.clock() >= self.until:
                     return
                 self.state.steps[step.name] = self._run(step)
@@ -143,17 +144,26 @@ class Sitting:
             if step.is_gate and self._is_shut(step):
                 return
 
+    def _is_settled(self, step: Step) -> bool:
+        """By this very command: a longer plan asks the same at more rates."""
+        known = self.state.of(step)
+        return known.verdict != Verdict.NOT_REACHED.value and known.command == list(
+            self._command(step)
+        )
+
+    def _command(self, step: Step) -> Sequence[str]:
+        return step.rehearsal if self.state.rehearsal else step.command
+
     def _is_shut(self, gate: Step) -> bool:
         return not self.state.rehearsal and self.state.of(gate).verdict != Verdict.PROVEN.value
 
     def _run(self, step: Step) -> Known:
-        rehearsal = self.state.rehearsal
-        command = step.rehearsal if rehearsal else step.command
+        rehearsal, command = self.state.rehearsal, self._command(step)
         if isinstance(command, str):
             return Known(Verdict.NOT_REACHED.value, f"cannot be rehearsed: {command}")
         log, began = self.out / f"{step.name}.log", self.clock()
         limit_s = min(REHEARSAL_S if rehearsal else step.limit_s, self.until - began)
-        status = self.launch(filled(command, self.out), log, limit_s)
+        status = self.launch(filled(command, self.out, self.rivals), log, limit_s)
         wall_s = self.clock() - began
         verdict, said = judge(step, status, log, self.out, rehearsal=rehearsal)
         if step.name == "machine" and verdict is Verdict.PROVEN:

@@ -1,7 +1,9 @@
-"""What is unproven on a GPU, what settles it, and how the result is read. In order of what decides.
+"""What a GPU must still say, what settles it, and how the result is read.
 
-Sitting A is about copies and answers, sitting B about who serves agents best. A step of which the
-rest depends is a gate: unless it is proven, nothing behind it is begun.
+A plan is a list of steps in the order of what they decide, cut to the minutes that there are. A
+step on which the rest depends is a gate: unless it is proven, nothing behind it is begun. Every
+server takes 36 GiB of the card (16 of weights, 20 of KV), one at a time, so cards of 80 and of 140
+GB run the same plan.
 """
 
 from __future__ import annotations
@@ -10,30 +12,52 @@ import json
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import version
 from pathlib import Path
-from statistics import fmean
 
+from bench.common.tables import mean, quantile
 from bench.copy_engine.report import Target
-from bench.serve import results
+from bench.serve import compare, gaps, results
+from bench.serve.metrics import total
+from bench.serve.results import Loaded
+from bench.serve.rivals import FOLDER
+from bench.serve.summary import BY_KEY, per_turn
 
 OURS = "continuum:adaptive"
-RATES = (2, 3)  # of the published sweep's programs, per second
-WINDOW_S = 20  # seconds in which they arrive
-STOCK_LAYOUT = "ab-stock-layout"
+PLAIN, SIMPLE = "none", "simple"
+STOCK_LAYOUT, DISK = "ab-stock-layout", "ab-disk"
 SLOWER_AT_MOST = 1.02  # per token, of a block in one run: the noise of a run
+HOOKS_MS = 0.5  # of all our hooks, per turn
+UNEVEN_AT_MOST = 1.05  # of the gap between tokens that 99 % do not exceed
 BLOCKS = 10_000  # the VRAM pool: 12 contexts at their longest; a whole GPU would evict nothing
-DRAM = "26GiB"  # 16 more
+DRAM, LITTLE_DRAM = "26GiB", "8GiB"  # 16 more; 5 more, so that a disk has something to do
 MODEL = "{out}/llama-3.1-8b-shape"
 PYTHON = ("python", "-m")
 BENCH = (*PYTHON, "bench.serve.commands")
 COPIES = (*PYTHON, "bench.copy_engine.run")
 EQUAL = (*PYTHON, "tests.gpu.serve_equal")
-SMALL = ("--dram", "128MiB")  # for a CPU's memory
+SMALL_DRAM = ("--dram", "128MiB")  # for a CPU's memory
 QUERY = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of the published sweep there is time for. At the first rate everything fits."""
+
+    minutes: float  # of all steps of the plan, as long as an H200 took or the lab says
+    rates: tuple[int, ...]
+    programs: int  # that arrive at each rate
+    arms: tuple[str, ...]
+
+
+SHORT = Size(10, (1, 6), 24, (PLAIN, OURS))
+MIDDLE = Size(28, (1, 3, 6, 10), 40, (PLAIN, OURS, SIMPLE))
+ALL_ARMS = (PLAIN, OURS, SIMPLE, "none-priority", "continuum:fixed_ttl", "lmcache-mp")
+LONG = Size(float("inf"), (1, 3, 6, 10), 60, ALL_ARMS)
+SIZES = (SHORT, MIDDLE, LONG)
 
 
 class Verdict(Enum):
@@ -58,6 +82,7 @@ class Ended:
 
 
 Reading = tuple[Verdict, str]
+Command = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -65,19 +90,18 @@ class Step:
     """One command. `{out}` in it is the result folder, `python` the one that runs this."""
 
     name: str
-    sitting: str
     decides: str  # what is known once it has run, as a claim
-    command: tuple[str, ...]
+    command: Command
     limit_s: float
     read: Callable[[Ended], Reading]
-    rehearsal: tuple[str, ...] | str  # the same on a CPU, or why there is no such thing
+    rehearsal: Command | str  # the same on a CPU, or why there is no such thing
     leaves: str = ""  # a file or folder in the result folder, beside its log
     is_gate: bool = False
 
 
-def filled(command: tuple[str, ...], out: Path) -> list[str]:
-    """What is run."""
-    words = [word.replace("{out}", str(out)) for word in command]
+def filled(command: Command, out: Path, rivals: Path = FOLDER) -> list[str]:
+    """What is run: `{out}` is the result folder, `{rivals}` where LMCache is."""
+    words = [word.replace("{out}", str(out)).replace("{rivals}", str(rivals)) for word in command]
     return [sys.executable if word == "python" else word for word in words]
 
 
@@ -85,14 +109,6 @@ def filled(command: tuple[str, ...], out: Path) -> list[str]:
 def said(ended: Ended) -> Reading:
     """The exit status was the verdict; its reason is what was said last."""
     return Verdict.PROVEN, ended.last_line
-
-
-def pieces(ended: Ended) -> Reading:
-    """From vLLM 0.29 on a block is one piece with either runner, so the run says nothing new."""
-    release = tuple(map(int, version("vllm").split("+")[0].split(".")[:2]))
-    if release >= (0, 29):
-        return Verdict.NOT_REACHED, f"vLLM {version('vllm')} copies each block in one piece"
-    return said(ended)
 
 
 def machine(ended: Ended) -> Reading:
@@ -129,51 +145,112 @@ def aims(name: str) -> Callable[[Ended], Reading]:
     return read
 
 
-def sweep(arm: str) -> Callable[[Ended], Reading]:
-    """Of `bench ab`: mean JCT at each rate; ours must not be longer than stock vLLM's."""
+def sweep(size: Size, arm: str, folder: str) -> Callable[[Ended], Reading]:
+    """Of `bench ab`: mean and P95 JCT at each rate, first tokens, and whether answers are stock's;
+    ours must not be longer than stock vLLM's."""
 
     def read(ended: Ended) -> Reading:
         told, verdict = [], Verdict.PROVEN
-        for rate in RATES:
-            found = mean_jct(ended.out / "ab" / f"rate-{rate}")
-            for wanted in (arm, *("none",) * (arm == OURS)):
-                if wanted not in found:
-                    return Verdict.NOT_REACHED, f"rate {rate}: no run of {wanted} is done"
-            if arm == OURS and found[arm] > found["none"]:
+        for rate in size.rates:
+            found = by_arm(ended.out / folder / f"rate-{rate}")
+            if arm not in found or (arm == OURS and PLAIN not in found):
+                return Verdict.NOT_REACHED, f"rate {rate}: no run of {arm} or of {PLAIN} is done"
+            jct_s = BY_KEY["jct_mean_s"].value
+            if arm == OURS and jct_s(found[arm]) > jct_s(found[PLAIN]):
                 verdict = Verdict.FAILED
-            seconds = ", ".join(f"{name} {found[name]:.1f} s" for name in found)
-            told.append(f"rate {rate}, mean JCT: {seconds}")
+            told.append(f"{rate}/s: {figures(found[arm], found.get(PLAIN))}")
         return verdict, "; ".join(told)
 
     return read
 
 
-def layout(ended: Ended) -> Reading:
+def figures(run: Loaded, plain: Loaded | None) -> str:
+    """One arm at one rate: mean and P95 JCT, first tokens of first turns, T8/T1, answers."""
+    jct_s = [each.jct_s for each in run.finished]
+    first_s = BY_KEY["ttft_first_mean_s"].value(run)
+    told = f"JCT {mean(jct_s):.1f} (P95 {quantile(jct_s, 0.95):.1f}) s"
+    told += f", first turns {first_s:.2f} s, T8/T1 {last_to_first(run):.2f}"
+    if plain is not None and plain is not run:
+        same = compare.sameness(_column(plain), _column(run))
+        told += f", {same.same} of {same.of} answers as stock"
+    return told
+
+
+def last_to_first(run: Loaded) -> float:
+    """How long the last turn takes over the first: 1 where nothing is computed again."""
+    turns = list(per_turn(run).values())
+    last_s, first_s = (mean([turn.latency_s for turn in turns[at]]) for at in (-1, 0))
+    return last_s / first_s
+
+
+def _column(run: Loaded) -> compare.Column:
+    return compare.Column((run.run.arm, 0.0), run.run.arm, {0: run})
+
+
+def evenness(size: Size, folder: str) -> Callable[[Ended], Reading]:
+    """Gaps between tokens where everything fits, and what our hooks took per turn."""
+
+    def read(ended: Ended) -> Reading:
+        found = by_arm(ended.out / folder / f"rate-{size.rates[0]}")
+        p99 = {arm: BY_KEY["gap_p99_ms"].value(run) for arm, run in found.items()}
+        if not {PLAIN, OURS} <= p99.keys():
+            return Verdict.NOT_REACHED, f"no run of {PLAIN} or {OURS} is done"
+        hooks_ms = BY_KEY["hooks_ms"].value(found[OURS])
+        is_even = p99[OURS] <= UNEVEN_AT_MOST * p99[PLAIN] and hooks_ms <= HOOKS_MS
+        p50 = {arm: quantile(gaps.gaps(run), 0.5) for arm, run in found.items()}
+        told = ", ".join(f"{arm} {p50[arm]:.1f} and {p99[arm]:.1f} ms" for arm in p99)
+        told = f"gaps of tokens, P50 and P99: {told}; our hooks {hooks_ms:.2f} ms per turn"
+        return (Verdict.PROVEN if is_even else Verdict.FAILED), told
+
+    return read
+
+
+def layout(size: Size, folder: str) -> Callable[[Ended], Reading]:
     """Seconds per token with vLLM's own layout, and with the block outermost, at the first rate."""
-    folders = (ended.out / STOCK_LAYOUT, ended.out / "ab")
-    stock, ours = (mean_tpot(each / f"rate-{RATES[0]}") for each in folders)
-    if not (stock and ours):
-        return Verdict.NOT_REACHED, "one of the two has no run that is done"
-    verdict = Verdict.PROVEN if ours <= SLOWER_AT_MOST * stock else Verdict.FAILED
-    return verdict, f"TPOT {1e3 * ours:.2f} ms, with vLLM's own layout {1e3 * stock:.2f} ms"
+
+    def read(ended: Ended) -> Reading:
+        folders = (ended.out / STOCK_LAYOUT, ended.out / folder)
+        runs = [by_arm(each / f"rate-{size.rates[0]}").get(OURS) for each in folders]
+        if None in runs:
+            return Verdict.NOT_REACHED, "one of the two has no run that is done"
+        stock, ours = (BY_KEY["tpot_mean_s"].value(run) for run in runs if run)
+        verdict = Verdict.PROVEN if ours <= SLOWER_AT_MOST * stock else Verdict.FAILED
+        return verdict, f"TPOT {1e3 * ours:.2f} ms, with vLLM's own layout {1e3 * stock:.2f} ms"
+
+    return read
 
 
-def mean_tpot(folder: Path) -> float:
-    """Of our runs that are done; 0 without one."""
+def traced(ended: Ended) -> Reading:
+    """Of the profiler's trace: it has our hooks."""
+    has_hooks = "hooks: " in ended.last_line
+    return (Verdict.PROVEN if has_hooks else Verdict.FAILED), ended.last_line
+
+
+def disk(ended: Ended) -> Reading:
+    """What came back from the drive, where DRAM holds a third of what it held before."""
+    found = [*by_arm(ended.out / DISK / "rate-6").values()]
+    if not found:
+        return Verdict.NOT_REACHED, "no run is done"
+    read = total(found[0].added, "continuum:disk_read_bytes_total")
+    told = f"{figures(found[0], None)}; {read / 1e9:.1f} GB read from the drive"
+    return (Verdict.PROVEN if read else Verdict.FAILED), told
+
+
+def since(release: tuple[int, int], what: str) -> Callable[[Ended], Reading]:
+    """`said`, on releases that have it."""
+
+    def read(ended: Ended) -> Reading:
+        if tuple(map(int, version("vllm").split("+")[0].split(".")[:2])) < release:
+            return Verdict.NOT_REACHED, f"vLLM {version('vllm')} has no {what}"
+        return said(ended)
+
+    return read
+
+
+def by_arm(folder: Path) -> dict[str, Loaded]:
+    """The runs that are done, and came to an end with some program."""
     runs = results.load(folder) if (folder / results.RUNS).is_dir() else []
-    ours = [run for run in runs if run.run.state == "done" and run.run.arm == OURS]
-    times = [turn.tpot_s for run in ours for turn in run.turns if turn.tpot_s]
-    return fmean(times) if times else 0.0
-
-
-def mean_jct(folder: Path) -> dict[str, float]:
-    """By arm, of the runs that are done and of the programs that came to their end."""
-    runs = results.load(folder) if (folder / results.RUNS).is_dir() else []
-    return {
-        run.run.arm: fmean(each.jct_s for each in run.finished)
-        for run in runs
-        if run.run.state == "done" and run.finished
-    }
+    return {run.run.arm: run for run in runs if run.run.state == "done" and run.finished}
 
 
 # --- the steps --------------------------------------------------------------------------------
@@ -183,74 +260,185 @@ def _copies(name: str, decides: str, only: str, dry: str, limit_s: float, quick:
     out, sizes = ("--json", f"{{out}}/{file}"), ("--quick",) * quick
     command = (*COPIES, "--gpu", *sizes, "--only", only, *out)
     rehearsal = (*COPIES, "--quick", "--only", dry, *out)
-    return Step(name, "A", decides, command, limit_s, aims(file), rehearsal, leaves=file)
+    return Step(name, decides, command, limit_s, aims(file), rehearsal, leaves=file)
 
 
 def _equal(
     name: str,
     decides: str,
     limit_s: float,
-    dry: tuple[str, ...],
+    dry: Command,
     *more: str,
-    env: tuple[str, ...] = (),
+    env: Command = (),
+    serve: Command = (),
     read: Callable[[Ended], Reading] = said,
 ) -> Step:
-    """Answers beside stock vLLM's."""
-    command = (*env, *EQUAL, *more)
-    return Step(name, "A", decides, command, limit_s, read, (*command, *dry))
+    """Answers beside stock vLLM's. `serve`: for the servers."""
+    end = ("--", *serve) if serve else ()
+    rehearsal = (*env, *EQUAL, *more, *dry, *end)
+    return Step(name, decides, (*env, *EQUAL, *more, *end), limit_s, read, rehearsal)
 
 
-def _tests(mark: str) -> tuple[str, ...]:
+def _tests(mark: str) -> Command:
     return (
         *(*PYTHON, "pytest", "tests/gpu", "-q", "-m", mark, "-rs", "-W", "ignore"),
         *("-p", "no:cacheprovider", "--junitxml", "{out}/engine.xml"),
     )
 
 
-def _ab(arm: str, rates: tuple[int, ...] = RATES, folder: str = "ab") -> tuple[str, ...]:
-    serve = "--load-format dummy --gpu-memory-utilization 0.85 --attention-backend FLASH_ATTN"
+SERVE = "--load-format dummy --gpu-memory-utilization 0.85 --attention-backend FLASH_ATTN"
+
+
+def _ab(arm: str, rates: Sequence[int], programs: int, folder: str, dram: str = DRAM) -> Command:
     return (
         *(*BENCH, "ab", "--arms", arm, "--workload", "sweep"),
-        *("--rates", ",".join(map(str, rates)), "--duration", str(WINDOW_S)),
-        *("--dram", DRAM, "--out", f"{{out}}/{folder}"),
+        *("--rates", ",".join(map(str, rates)), "--programs", str(programs)),
+        *("--duration", "600", "--dram", dram, "--out", f"{{out}}/{folder}"),
         *("--model", MODEL, "--dtype", "bfloat16", "--blocks", str(BLOCKS), "--block-size", "16"),
         *("--max-len", "16384", "--batch-tokens", "8192", "--seqs", "1024", "--no-eager"),
-        *("--start-timeout", "300", "--server-args", serve),
+        *("--start-timeout", "300", "--rivals", "{rivals}", "--server-args", SERVE),
     )
 
 
-def _sweep(name: str, arm: str, decides: str, limit_s: float) -> Step:
-    ab = _ab(arm)
-    return Step(name, "B", decides, ab, limit_s, sweep(arm), (*ab, "--dry-run"), leaves="ab")
+DECIDES = {
+    PLAIN: "What stock vLLM needs for agents that overlap",
+    OURS: "Agents end no later with the connector",
+    SIMPLE: "What vLLM's own SimpleCPUOffload needs",
+    "none-priority": "What stock vLLM needs with programs in their order",
+    "continuum:fixed_ttl": "What pins of a fixed time need",
+    "lmcache-mp": "What LMCache needs, where it can be installed beside this torch",
+}
 
 
-WITH_STOCK_LAYOUT = (
-    *("env", "CONTINUUM_KV_LAYOUT=stock"),
-    *_ab(OURS, RATES[:1], STOCK_LAYOUT),
+def plan(size: Size) -> list[Step]:
+    """Every step of this size, in order of what it decides."""
+    folder = f"ab-{size.programs}"
+
+    def serving(arm: str) -> Step:
+        ab = _ab(arm, size.rates, size.programs, folder)
+        limit_s = 90.0 + 100.0 * len(size.rates)
+        read = sweep(size, arm, folder)
+        return Step(arm, DECIDES[arm], ab, limit_s, read, (*ab, "--dry-run"), leaves=folder)
+
+    stock, ours, *others = size.arms
+    at_first = f"{{out}}/{folder}/rate-{size.rates[0]}"
+    stock_layout = (
+        *("env", "CONTINUUM_KV_LAYOUT=stock"),
+        *_ab(OURS, size.rates[:1], size.programs, STOCK_LAYOUT),
+    )
+    steps = [MACHINE, ENGINE, FLASH, SHAPE, serving(stock), serving(ours)]
+    steps.append(
+        Step(
+            "evenness",
+            "Tokens come as evenly as from stock vLLM where everything fits, hooks take 0.5 ms",
+            (*PYTHON, "bench.serve.gaps", at_first),
+            30.0,
+            evenness(size, folder),
+            "there are no runs to read",
+        )
+    )
+    steps.append(
+        Step(
+            "layout",
+            "A block in one run, which is one copy, does not slow decoding",
+            stock_layout,
+            240.0,
+            layout(size, folder),
+            (*stock_layout, "--dry-run"),
+            leaves=STOCK_LAYOUT,
+        )
+    )
+    if size is SHORT:
+        return steps
+    steps += [GATHER, *map(serving, others), PROFILE, DRAFTS, SLEEP]
+    return steps if size is MIDDLE else [*steps, HYBRID, ON_DRIVE, *ANSWERED]
+
+
+MACHINE = Step(
+    "machine",
+    "There is a GPU, and this is what it is",
+    ("nvidia-smi", QUERY, "--format=csv"),
+    30.0,
+    machine,
+    "there is no GPU to ask",
+    is_gate=True,
 )
-RATE_FOLDERS = tuple(f"{{out}}/ab/rate-{rate}" for rate in RATES)
-STEPS = (
-    Step(
-        name="machine",
-        sitting="A",
-        decides="There is a GPU, and this is what it is",
-        command=("nvidia-smi", QUERY, "--format=csv"),
-        limit_s=30.0,
-        read=machine,
-        rehearsal="there is no GPU to ask",
-        is_gate=True,
+ENGINE = Step(
+    "engine",
+    "The copy engine is right over the real driver: every path, order, growth",
+    _tests("gpu"),
+    150.0,
+    tests("engine.xml"),
+    _tests("native"),
+    leaves="engine.xml",
+    is_gate=True,
+)
+SHAPE = Step(
+    "shape",
+    "The model of the sweep is there: Llama-3.1-8B without its weights",
+    (*PYTHON, "bench.serve.gpu.shape", MODEL),
+    60.0,
+    said,
+    (*PYTHON, "bench.serve.gpu.shape", MODEL),
+    is_gate=True,
+)
+FLASH = _equal(
+    "flash",
+    "Answers are stock vLLM's with FlashAttention, bfloat16 and CUDA graphs",
+    *(240.0, ("--dry-run",), "--flash"),
+)
+GATHER = _equal(
+    "gather",
+    "Answers are stock vLLM's where each layer is copied for itself, in pieces",
+    *(150.0, ("--dry-run",)),
+    env=("env", "CONTINUUM_KV_LAYOUT=stock"),
+)
+DRAFTS = _equal(
+    "drafts",
+    "Answers are stock vLLM's with drafts (n-grams)",
+    *(180.0, ("--dry-run",)),
+    serve=(
+        "--speculative-config",
+        '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',
     ),
-    Step(
-        name="engine",
-        sitting="A",
-        decides="The copy engine is right over the real driver: every path, order, growth",
-        command=_tests("gpu"),
-        limit_s=150.0,
-        read=tests("engine.xml"),
-        rehearsal=_tests("native"),
-        leaves="engine.xml",
-        is_gate=True,
+)
+SLEEP = _equal(
+    "sleep",
+    "Answers are stock vLLM's after the server has slept, its KV cache unmapped",
+    *(240.0, ("--dry-run",), "--sleep"),
+)
+HYBRID = _equal(
+    "hybrid",
+    "Answers of a model with states are stock vLLM's",
+    *(240.0, ("--dry-run",), "--shape", "qwen3_next"),
+    read=since((0, 30), "DRAM tier for models with states"),
+)
+PROFILE = Step(
+    "profile",
+    "In a profiler's trace copies overlap the step beside them, and hooks are short",
+    (
+        *(*PYTHON, "bench.gpu.profile", "--model", MODEL, "--out", "{out}/profile"),
+        *("--", *SERVE.split()),
     ),
+    240.0,
+    traced,
+    (*PYTHON, "bench.gpu.profile", "--out", "{out}/profile", "--cpu"),
+    leaves="profile",
+)
+_ON_DRIVE = (
+    *_ab("continuum-disk", (6,), 40, DISK, LITTLE_DRAM),
+    *("--disk", "64GiB", "--disk-path", "{out}/drive"),
+)
+ON_DRIVE = Step(
+    "disk",
+    "What left DRAM comes back from the machine's own drive",
+    _ON_DRIVE,
+    300.0,
+    disk,
+    (*_ON_DRIVE, "--dry-run"),
+    leaves=DISK,
+)
+ANSWERED = (  # by an H200, and asked again where there is time
     _copies(
         "aims",
         "It copies at 95 % of the bus, and both ways at once",
@@ -264,63 +452,27 @@ STEPS = (
     _equal(
         "equal",
         "Answers with KV from DRAM are stock vLLM's, token for token (float32)",
-        *(150.0, SMALL),
-    ),
-    _equal(
-        "pieces",
-        "So they are where each layer is copied for itself (up to 0.28: vLLM's other model runner)",
-        *(150.0, ("--dry-run",)),
-        env=("env", "VLLM_USE_V2_MODEL_RUNNER=1"),
-        read=pieces,
-    ),
-    _equal(
-        "flash",
-        "So they are with FlashAttention, bfloat16 and CUDA graphs",
-        *(240.0, ("--dry-run",), "--flash"),
+        *(150.0, SMALL_DRAM),
     ),
     _equal(
         "overwrite",
         "Wrong bytes in DRAM would be noticed: by that comparison, and by checksums",
-        *(240.0, SMALL, "--overwrite"),
+        *(240.0, SMALL_DRAM, "--overwrite"),
     ),
     _copies(
         "beside",
         "What a step pays beside transfers, and the best path by size of a piece",
         *("decode,layout,sweep", "submit", 200.0, True),
     ),
-    Step(
-        name="shape",
-        sitting="B",
-        decides="The model of sitting B is there: Llama-3.1-8B without its weights",
-        command=(*PYTHON, "bench.serve.gpu.shape", MODEL),
-        limit_s=60.0,
-        read=said,
-        rehearsal=(*PYTHON, "bench.serve.gpu.shape", MODEL),
-        is_gate=True,
-    ),
-    _sweep("none", "none", "What stock vLLM needs for agents that overlap", 480.0),
-    _sweep("continuum", OURS, "Agents end no later with the connector", 300.0),
-    _sweep("simple", "simple", "What vLLM's own SimpleCPUOffload needs", 420.0),
-    Step(
-        name="layout",
-        sitting="B",
-        decides="A block in one run, which is one copy, does not slow decoding",
-        command=WITH_STOCK_LAYOUT,
-        limit_s=240.0,
-        read=layout,
-        rehearsal=(*WITH_STOCK_LAYOUT, "--dry-run"),
-        leaves=STOCK_LAYOUT,
-    ),
-    Step(
-        name="report",
-        sitting="B",
-        decides="One page compares them",
-        command=(*BENCH, "report", *RATE_FOLDERS, "-o", "{out}/ab.html"),
-        limit_s=60.0,
-        read=said,
-        rehearsal="there are no runs to report on",
-        leaves="ab.html",
-    ),
 )
+STEPS = tuple(plan(LONG))
 BY_NAME = {step.name: step for step in STEPS}
-SITTINGS = ("A", "B")
+
+
+def fitting(minutes: float) -> Size:
+    """The largest size for so many minutes; ValueError where there is none."""
+    sizes = [size for size in SIZES if size.minutes <= minutes]
+    if not sizes:
+        least = SHORT.minutes
+        raise ValueError(f"{minutes:g} settle nothing; the shortest plan takes {least:g}")
+    return sizes[-1]

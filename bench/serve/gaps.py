@@ -9,10 +9,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
-from bench.serve.results import Loaded
+from bench.cli import start, teaching_parser
+from bench.common.tables import markdown
+from bench.serve.compare import columns
+from bench.serve.results import Loaded, load
 from bench.serve.summary import gaps
 
+WHAT = "How evenly do tokens come? A histogram of the gaps between them, an arm beside the next."
+TEACH = """A step that takes longer shows as a gap in every stream that it serves. Compare arms
+where everything fits into VRAM: there nothing but hooks and copies can differ."""
 EDGES_MS = (5, 8, 12, 16, 20, 25, 30, 40, 60, 100, 200, 500)  # the last bin has no end
 
 
@@ -45,3 +52,18 @@ def table(arms: Mapping[str, Iterable[Loaded]]) -> tuple[list[str], list[list[st
 def _share(number: int, of: int) -> str:
     """Three digits of a per cent: one slow step in a thousand is what is looked for."""
     return f"{100 * number / of:.3f} %" if number else "-"
+
+
+def main() -> None:
+    """Print the histogram of a result folder, an arm a column."""
+    parser = teaching_parser("python -m bench.serve.gaps", WHAT, TEACH)
+    parser.add_argument("folder", type=Path, help="of `continuum bench ab` or `agents`")
+    arms = columns(load(parser.parse_args().folder))
+    head, rows = table({column.title: column.runs.values() for column in arms})
+    print(
+        markdown(head, rows) if rows else "No run has any: aiperf's have none, nor have old ones."
+    )
+
+
+if __name__ == "__main__":
+    start(main, "python -m bench.serve.gaps")

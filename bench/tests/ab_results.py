@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +46,30 @@ def run_of(arm: str, pressure: float = 0.0, repeat: int = 0, **fields: Any) -> R
     return Run(dram=dram, **(known | defaults | fields))
 
 
-def measured(root: Path, run: Run, factor: float, answer: int = 7) -> Path:
+def measured(
+    root: Path, run: Run, factor: float, answer: int = 7, gaps_ms: Sequence[float] = ()
+) -> Path:
     """A run of five programs that took `factor` times as long, and computed so much of them."""
     folder = root / results.RUNS / run.name
     with RunFolder(folder, run) as out:
         out.before(_metrics(0.0, 1.0))
         for number in range(PROGRAMS):
-            _program(out, f"p{number}", (1 + number + 3 * run.repeat) * factor, factor, answer)
+            seconds = (1 + number + 3 * run.repeat) * factor
+            _program(out, f"p{number}", seconds, factor, answer, gaps_ms)
         run.wall_s = 4.5 * PROGRAMS * factor
         out.after(_metrics(PROGRAMS * TURNS, factor))
         out.close("done")
     return folder
 
 
-def _program(out: RunFolder, name: str, seconds: float, factor: float, answer: int) -> None:
+def _program(
+    out: RunFolder,
+    name: str,
+    seconds: float,
+    factor: float,
+    answer: int,
+    gaps_ms: Sequence[float],
+) -> None:
     for index in range(TURNS):
         out.turn(
             Turn(
@@ -68,6 +79,7 @@ def _program(out: RunFolder, name: str, seconds: float, factor: float, answer: i
                 latency_s=seconds,
                 ttft_s=seconds / 2,
                 tpot_s=0.01 * factor,
+                gaps_ms=[*gaps_ms],
                 prompt_tokens=TOKENS,
                 cached_tokens=int(TOKENS * (1 - factor)),
                 answer=[answer],

@@ -22,7 +22,7 @@ def test_every_step_that_a_cpu_can_rehearse_is_rehearsed(tmp_path: Path) -> None
     state = read_state(out / FILE)
     told = {each.name: (state.of(each).verdict, state.of(each).said) for each in STEPS}
     needs_gpu = {each.name for each in STEPS if not isinstance(each.rehearsal, tuple)}
-    assert needs_gpu == {"machine", "report"}
+    assert needs_gpu == {"machine", "evenness"}
     wrong = {name: told[name] for name in told.keys() - needs_gpu if told[name][0] != "proven"}
     assert not wrong, ended.stdout
     assert all(told[name][0] == "not reached" for name in needs_gpu)

@@ -20,7 +20,7 @@ from typing import Any
 from bench.cli import teaching_parser
 from bench.serve.live import kv_bytes_per_token
 from bench.serve.server import ServerOptions, VllmServer
-from bench.serve.tiny_model import make_model
+from bench.serve.tiny_model import SHAPES, make_model
 from continuum_connector.sizes import parse_bytes
 from tests.server.helpers import (
     BLOCK,
@@ -37,6 +37,7 @@ ANSWER = 24  # tokens of each
 SPARE = 8  # vLLM's null block, and what a step reserves
 CAPTURED = "Graph capturing finished"  # vLLM's own words
 FLASH = ("--attention-backend", "FLASH_ATTN")  # vLLM refuses to start where it cannot have it
+SLEEP = ("--enable-sleep-mode",)
 # Another policy may find that a fast GPU computes these prompts sooner than it loads them.
 CONNECTOR = {"policy": "lru_offload"}
 
@@ -66,6 +67,8 @@ what each run proves
   python -m tests.gpu.serve_equal --overwrite
       That the runs above would notice: all of DRAM is overwritten before the last turns. As it
       is, answers must differ; with checksum_every=1 they must be equal, each wrong block found.
+  python -m tests.gpu.serve_equal --sleep
+      That both tiers follow a KV cache which vLLM unmaps before the last turns and maps again.
   python -m tests.gpu.serve_equal --model FOLDER --dtype bfloat16 -- --load-format dummy
       A model of your own. Dummy weights can answer one token over and over; the number of
       different tokens is printed.
@@ -86,7 +89,7 @@ class Seen:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the arms; the exit status says whether they are as they must be."""
     options = parse(argv)
-    run = Run(options, options.model or make_model())
+    run = Run(options, options.model or make_model(SHAPES[options.shape]))
     if options.dry_run:
         print("\n".join(run.shown()))
         return 0
@@ -149,7 +152,7 @@ class Run:
             "block_size": BLOCK,
             "dtype": options.dtype,
             "eager": not options.graphs,
-            "args": (*FLASH * options.flash, *options.serve),
+            "args": (*FLASH * options.flash, *SLEEP * options.sleep, *options.serve),
             "start_timeout_s": 900.0,
         }
 
@@ -164,9 +167,22 @@ class Run:
         much it found of each prompt."""
         found: list[int] = []
         with VllmServer(self.model, "equal-stock", **self.fields(None)) as stock:
-            first = play(stock, self.programs, max_tokens=ANSWER, found=found)
+            before_last = self.before_last(stock)
+            first = play(
+                stock, self.programs, max_tokens=ANSWER, before_last=before_last, found=found
+            )
             again = play(stock, self.programs, max_tokens=ANSWER, salt="again")
         return first, again, tuple(found)
+
+    def before_last(self, server: VllmServer) -> Callable[[], None] | None:
+        """What happens to a server ahead of the last turns: with --sleep it sleeps and wakes up."""
+
+        def sleep() -> None:
+            eventually(lambda: in_flight(server) == 0)
+            server.post("/sleep?level=1")
+            server.post("/wake_up")
+
+        return sleep if self.options.sleep else None
 
     def seen(self, connector: Mapping[str, Any]) -> Seen:
         """Start a server with the connector, ask it, stop it."""
@@ -177,7 +193,7 @@ class Run:
             if options.graphs and CAPTURED not in server.log.read_text(errors="replace"):
                 raise NoVerdictError("the server's log tells of no graph that was captured")
             if not options.overwrite:
-                return ask_ours(server, self.programs)
+                return ask_ours(server, self.programs, self.before_last(server))
             wanted = server, self.dram_bytes, options.dtype
             try:
                 return ask_ours(server, self.programs, lambda: overwrite_dram(*wanted))
@@ -276,6 +292,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = teaching_parser("python -m tests.gpu.serve_equal", __doc__, TEACH)
     add = parser.add_argument
     add("--model", type=Path, help="folder of a model (the tiny Llama)")
+    add("--shape", choices=SHAPES, default="llama", help="of the tiny model, if none is given")
     add("--dtype", help="of weights and KV (float32; bfloat16: --flash)")
     add("--programs", type=int, default=4, help="programs of three turns, 1,400 tokens each (4)")
     add("--blocks", type=int, default=129, help="blocks of 32 tokens in VRAM; stock has room (129)")
@@ -283,6 +300,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--graphs", action="store_true", help="compiled and in CUDA graphs (eager, to start soon)")
     add("--flash", action="store_true", help="FlashAttention, bfloat16, in CUDA graphs")
     add("--overwrite", action="store_true", help="would the comparison notice, and checksums?")
+    add("--sleep", action="store_true", help="the servers sleep ahead of the last turns")
     add("--dry-run", action="store_true", help="print the servers that would be started")
     add("serve", nargs="*", help="after `--`: more arguments of `vllm serve`")
     options = parser.parse_args(argv)

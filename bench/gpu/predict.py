@@ -1,0 +1,86 @@
+"""What the lab says of each arm of the sweep before a card does, so that the card judges the lab.
+
+`python -m bench.gpu --predict` writes predicted.json, with its date; `--write` puts it beside what
+was found.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.common.tables import mean, quantile
+from bench.gpu.steps import BLOCKS, DRAM, SIZES, Size
+from bench.sim.result import RunRecord
+from continuum_connector.sizes import parse_bytes
+
+PREDICTED = Path(__file__).with_name("predicted.json")
+SEED = 42
+IN_LAB = {
+    "none": "stock",
+    "none-priority": "stock+order",
+    "continuum:adaptive": "adaptive",
+    "continuum:fixed_ttl": "fixed_ttl",
+    "simple": "simple",
+    "lmcache-mp": "lmcache",
+}
+
+
+def predict(gpus: str) -> Path:
+    """Play every arm of every plan on these GPUs and write it down; minutes of a core."""
+    told: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "gpus": {}}
+    for gpu in gpus.split(","):
+        told["gpus"][gpu] = {
+            str(size.programs): {arm: dict(_rates(gpu, size, arm)) for arm in size.arms}
+            for size in SIZES
+        }
+    PREDICTED.write_text(json.dumps(told, indent=1) + "\n")
+    return PREDICTED
+
+
+def _rates(gpu: str, size: Size, arm: str) -> Iterable[tuple[str, dict[str, float]]]:
+    """By rate: mean and P95 JCT, and how long last turns take over first ones."""
+    from bench.sim.arms import ARMS
+    from bench.sim.hardware import machine
+    from bench.sim.lab import Lab
+    from bench.sim.workloads.registry import at_rate
+
+    on = machine(gpu, kv_tokens=(BLOCKS - 1) * 16, block_size=16, dram_gb=parse_bytes(DRAM) / 1e9)
+    for rate in size.rates:
+        window_s = 4 * size.programs / rate + 60  # long enough for so many to arrive
+        load = at_rate("eight_turns", {"rate": float(rate), "window_s": window_s}, SEED)
+        load = replace(load, programs=load.programs[: size.programs])
+        record = Lab(on, ARMS[IN_LAB[arm]], load).play(lambda share: None)
+        print(f"{gpu} {size.programs} programs, {rate}/s, {arm}: {_jct(record)}", flush=True)
+        yield str(rate), _figures(record)
+
+
+def _figures(record: RunRecord) -> dict[str, float]:
+    jct_s = [*record.jct_s.values()]
+    return {
+        "mean_s": round(mean(jct_s), 2),
+        "p95_s": round(quantile(jct_s, 0.95), 2),
+        "first_turns_s": round(_first(record), 3),
+    }
+
+
+def _first(record: RunRecord) -> float:
+    return mean([turn.first_token - turn.arrived for turn in record.turns if not turn.index])
+
+
+def _jct(record: RunRecord) -> str:
+    return f"mean JCT {_figures(record)['mean_s']} s"
+
+
+def predicted(machine: str, programs: str, arm: str) -> str:
+    """What was said of this arm and so many programs on the card that a machine's line names; ""
+    where nothing was."""
+    told = json.loads(PREDICTED.read_text()) if PREDICTED.exists() else {"gpus": {}}
+    gpu = next((name for name in told["gpus"] if name in machine), "")
+    rates = told["gpus"].get(gpu, {}).get(programs, {}).get(arm, {})
+    each = [f"{r}/s: JCT {f['mean_s']:.1f} (P95 {f['p95_s']:.1f}) s" for r, f in rates.items()]
+    return f"{'; '.join(each)} ({told['date']})" if each else ""
