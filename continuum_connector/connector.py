@@ -122,7 +122,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if self._mode_on is not Mode.ASIDE:
             self._bind(gpu_block_pool, found)
 
-    def is_bound(self) -> bool:
+    def ensure_bound(self) -> bool:
         """Call once vLLM's scheduler is built: if it has bound no blocks to us, we step aside."""
         if self.side is None and self._mode_on is not Mode.ASIDE:
             self._step_aside(build.NEVER_BOUND.format(release()))
@@ -217,7 +217,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if not self.is_on:
-            self.is_bound()
+            self.ensure_bound()
             return 0, False
         now = self._clock()
         if self.mode is Mode.UNATTACHED:

@@ -95,15 +95,11 @@ NOT_OURS = {
     "vllm/shadow.py": "_coordinator.single_type_managers each.block_pool",
     "worker/abi.py": "function.argtypes function.restype",
 }
-# Functions whose names ask, and which act. To be emptied; take off, do not add.
+# Functions whose names ask, and which act: vLLM's names. It peeks into a queue only where `bool` of
+# it says so, so that is where those are hidden that must be passed over.
 ASKS_AND_ACTS = {
-    # get_: vLLM names these hooks.
-    "connector.py": {"get_kv_connector_stats", "get_num_new_matched_tokens", "is_bound"},
-    "costs/pressure.py": {"is_now"},
+    "connector.py": {"get_kv_connector_stats", "get_num_new_matched_tokens"},
     "scheduler/queue.py": {"__bool__"},
-    "scheduler/tiers/disk_index.py": {"_is_last"},
-    "scheduler/waiting.py": {"is_busy"},
-    "vllm/coordinator.py": {"most_spare"},
 }
 ASKS = re.compile(r"_?(is|has|are|was|can|get)_|__(bool|len|contains)__$")
 MUTATES = {

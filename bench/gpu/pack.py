@@ -139,6 +139,7 @@ def install(wheels: Path, site: Path, python: str) -> None:
     """Every wheel unpacked into one folder, which goes on the host's PYTHONPATH."""
     names = [str(each) for each in sorted(wheels.glob("*.whl"))]
     line = (sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-compile")
+    line += ("--ignore-requires-python",)  # of this machine's
     run(*line, "--target", site, *_for(python), *names)
 
 

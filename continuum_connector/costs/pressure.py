@@ -22,7 +22,7 @@ class Level:
         self._mean = self._level = 0.0
         self._last = -math.inf
 
-    def is_now(self, level: float, now: float) -> None:
+    def set(self, level: float, now: float) -> None:
         """It is at `level` from `now` on. May be called repeatedly."""
         self._advance(now)
         self._level = level
@@ -54,11 +54,11 @@ class Price:
 
     def blocked(self, now: float) -> None:
         """A waiting turn could not be admitted for lack of blocks. May be called repeatedly."""
-        self._blocked.is_now(1.0, now)
+        self._blocked.set(1.0, now)
 
     def unblocked(self, now: float) -> None:
         """No turn waits for blocks any more. May be called repeatedly."""
-        self._blocked.is_now(0.0, now)
+        self._blocked.set(0.0, now)
 
     def footprint(self, num_blocks: int) -> None:
         """Count the blocks of a turn."""

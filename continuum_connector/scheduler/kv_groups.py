@@ -42,8 +42,7 @@ class HitRule(Protocol):
     is_on: bool
     gives_way: bool
 
-    @property
-    def most_spare(self) -> int: ...
+    def count_spare(self) -> int: ...
     def take_kept(
         self, request: Any, prompts_end: int
     ) -> Sequence[tuple[Sequence[int], Sequence[Any]]]: ...

@@ -202,7 +202,7 @@ class SchedulerSide:
         turn.epoch = self._epochs.of_hit(num_vram_tokens)
         num_tokens = self.tier.find(request, num_vram_tokens)
         num_blocks = self.groups.least_blocks(num_tokens)
-        if num_tokens and self.bus.is_busy(request.request_id, num_blocks, now):
+        if num_tokens and self.bus.hold_back(request.request_id, num_blocks, now):
             return None, False
         return num_tokens, num_tokens > 0
 

@@ -55,9 +55,9 @@ class Bus:
         """Whether a turn waits, or was passed over in the last step."""
         return bool(self._wanted or self._num_passed)
 
-    def is_busy(self, request_id: str, num_blocks: int, now: float) -> bool:
-        """Whether the loads under way will take longer than the next step. If so, the turn, which
-        asks to load `num_blocks`, is passed over and waits."""
+    def hold_back(self, request_id: str, num_blocks: int, now: float) -> bool:
+        """Make the turn, which asks to load `num_blocks`, wait if the loads under way will take
+        longer than the next step; return whether it does."""
         if not self._queues or not self._is_full(0, now):
             return False
         self._wanted[request_id] = num_blocks
@@ -82,7 +82,7 @@ class Bus:
 
     def count(self, now: float) -> None:
         """A step is planned: see how many turns load, or wait to."""
-        self._level.is_now(self._traffic.num_loads + len(self._wanted), now)
+        self._level.set(self._traffic.num_loads + len(self._wanted), now)
 
     def num_turns(self, now: float) -> float:
         """How many do, on average: each waits longer by what another load takes the bus."""

@@ -66,7 +66,9 @@ class Allocation:
     @property
     def _num_giving_way(self) -> int:
         """How many blocks that we hold, or make running turns keep, go before any is preempted."""
-        return int(self._pins.num_blocks + (self._rule.most_spare if self._rule is not None else 0))
+        return int(
+            self._pins.num_blocks + (self._rule.count_spare() if self._rule is not None else 0)
+        )
 
     def _put_in_place(self, is_ours: bool) -> None:
         if is_ours is self._is_ours:

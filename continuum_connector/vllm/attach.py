@@ -221,7 +221,7 @@ def subclass(base: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             ours = compat.find_ours(getattr(self, "connector", None), ContinuumConnector)
-            if ours is not None and ours.is_bound() and ours.mode is not Mode.ASIDE:
+            if ours is not None and ours.ensure_bound() and ours.mode is not Mode.ASIDE:
                 self._continuum = hooks = Hooks(self, ours)
                 ours.attached(base.__name__, hooks.order and hooks.order.switch)
 

@@ -294,9 +294,9 @@ class HitRule:
         self._at.pop(request_id, None)
         self._spare.pop(request_id, None)
 
-    @property
-    def most_spare(self) -> int:
-        """The most blocks that running turns keep and vLLM would not. O(those turns)."""
+    def count_spare(self) -> int:
+        """Count the blocks, at most, that running turns keep and vLLM would not; turns that no
+        longer run are forgotten first. O(those turns)."""
         tables = self._coordinator.single_type_managers[0].req_to_blocks
         for each in [each for each in self._spare if each not in tables]:
             self._forget(each)  # it was preempted, or ended while we were off

@@ -154,11 +154,11 @@ def test_price_rises_and_falls_with_its_time_constant() -> None:
 
 def test_a_level_is_averaged_over_its_time_constant() -> None:
     level = Level(10.0)
-    level.is_now(3, 0.0)
+    level.set(3, 0.0)
     assert level.mean(0.0) == 0.0
     assert level.mean(10.0) == pytest.approx(3 * (1 - math.exp(-1)))
     assert level.mean(1000.0) == pytest.approx(3.0)
-    level.is_now(0, 1000.0)
+    level.set(0, 1000.0)
     assert level.mean(1010.0) == pytest.approx(3 / math.e)
 
 

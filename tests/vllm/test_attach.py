@@ -420,7 +420,7 @@ def test_a_bad_config_stops_the_server_with_value_consequence_and_cure(
 
 def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     """A hook that vLLM renamed would silently never be called."""
-    ours = {"set_clock", "attached", "before_queued", "rank", "make_room", "is_bound"}
+    ours = {"set_clock", "attached", "before_queued", "rank", "make_room", "ensure_bound"}
     ours |= {"begin_epoch", "is_on", "holds_back", "let_in"}
     assert len(ours) <= 10, "as every class may have (tests/test_layering.py)"
     # vLLM 0.26-0.28 only, or 0.30+ only

@@ -152,7 +152,7 @@ def test_the_state_at_a_prompts_end_stays_while_a_long_answer_runs(async_schedul
     engine.add("a", 500, max_tokens=300, program="p")
     engine.run_until_idle(until=lambda: len(engine.outputs["a"]) > 50)
     rule: Any = engine.side.groups.rule
-    assert rule.most_spare == 2
+    assert rule.count_spare() == 2
     table = managers(engine)[1].req_to_blocks["a"]
     assert sum(not block.is_null for block in table) <= 3 + NUM_DRAFTS
     engine.run_until_idle(until=lambda: len(engine.outputs["a"]) > 190)
@@ -178,7 +178,7 @@ def test_a_turn_gives_up_the_states_of_its_prompts_end_once() -> None:
     assert engine.free_blocks() == num_free + 2
     assert not rule.give_up_spare(engine.scheduler.requests)
     engine.steps(2)
-    assert rule.most_spare == 0
+    assert rule.count_spare() == 0
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
 

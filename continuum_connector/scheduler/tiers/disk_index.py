@@ -259,14 +259,14 @@ class Found:
         if not self._is_open:
             return []
         entries = [each for entries in found.values() for each in entries]
-        return [each for each in entries if self._world_size == 1 or self._is_last(each)]
+        return [each for each in entries if self._world_size == 1 or self._completes(each)]
 
     def close(self) -> None:
         """The disks were reset: what they still report is from before that."""
         self._is_open = False
         self._seen.clear()
 
-    def _is_last(self, entry: OnDisk) -> bool:
+    def _completes(self, entry: OnDisk) -> bool:
         place = entry.slot, entry.key
         number = self._seen.pop(place, 0) + 1
         if number < self._world_size:
