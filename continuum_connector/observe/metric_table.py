@@ -59,6 +59,12 @@ METRICS: tuple[Metric, ...] = (
         tuple(source.value for source in IdentitySource),
     ),
     Metric(
+        "diverged_turns",
+        _C,
+        "Turns that go on with a conversation behind changed text, so that nothing kept is found; "
+        "many: a clock or tools in another order; answers and `continuum explain` say where",
+    ),
+    Metric(
         "decisions",
         _C,
         "Finished turns, by decision; all `free`: the connector changes nothing",

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from continuum_connector.forecast.forecast import Forecast
+from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.program import Hints
 from continuum_connector.toolcalls.asked import UNREAD, Asked
 
@@ -123,7 +124,8 @@ class FinishedTurn(Struct, frozen=True):
     tool (Continuum's S[f] and S). `prefill_s`: seconds to compute again what those blocks hold.
     `is_prior`: that is from a prior, for no prefill was measured yet.
     `load_s`: seconds to load them from DRAM, infinite without a tier. `bus_s`: seconds
-    that this load takes the bus.
+    that this load takes the bus. `diverged`: where its prompt differs from those that it goes on
+    with, if it found nothing of them.
     """
 
     program: str
@@ -140,6 +142,7 @@ class FinishedTurn(Struct, frozen=True):
     load_s: float = math.inf
     bus_s: float = 0.0
     is_prior: bool = False
+    diverged: Divergence | None = None
 
 
 class Snapshot(Struct, frozen=True):
@@ -247,4 +250,6 @@ def must_free(turn: FinishedTurn) -> Choice | None:
         return Choice(Free(), "last turn of its program")
     if not turn.num_blocks:
         return Choice(Free(), "no full block to keep")
+    if turn.diverged is not None and turn.diverged.is_habit:
+        return Choice(Free(), turn.diverged.why)
     return None

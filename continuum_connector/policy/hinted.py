@@ -25,6 +25,7 @@ from continuum_connector.policy.base import (
     Receipt,
     RetentionPolicy,
     Snapshot,
+    must_free,
     stores,
 )
 from continuum_connector.policy.baselines import Stock
@@ -123,7 +124,7 @@ class Hinted:
         return replace(choice, decision=decision), _granted("keep_s", wish_s, got_s, why)
 
     def _why_not_store(self, turn: FinishedTurn, choice: Choice, snapshot: Snapshot) -> str:
-        is_over = turn.aborted or turn.hints.final or turn.hints.compaction or not turn.num_blocks
+        is_over = must_free(turn) is not None or turn.hints.compaction
         if is_over or isinstance(self.policy, Stock):
             return choice.why
         if not snapshot.has_tier:

@@ -145,7 +145,7 @@ class LineageIndex:
             per_block = num_prompt_tokens // prompt_end if prompt_end else 0
             num_answer_tokens = per_block * (num_blocks - prompt_end)
             first = (own, block_hashes[own]) if own < num_blocks else None
-            pieces = _pieces(answer)
+            pieces = pieces_of(answer)
             self._known[program] = _Known(first, known.parted, pieces, num_answer_tokens)
         while len(self._ends) > self._max_ends:
             self._drop(next(iter(self._ends)))
@@ -321,7 +321,7 @@ def _is_proof(
     if tokens is not None and is_answer_known:
         # The blocks are at least so long, because the last is not full.
         begin = len(tokens) * (end.position + 1) // (len(block_hashes) + 1)
-        text = _bytes(tokens[begin : begin + LOOK])
+        text = as_bytes(tokens[begin : begin + LOOK])
         if any(piece in text for piece in known.pieces):
             return True
     num_more = num_prompt_tokens - end.num_prompt_tokens
@@ -332,17 +332,17 @@ def _is_proof(
     return has_own and not is_answer_known
 
 
-def _pieces(answer: Sequence[int]) -> tuple[bytes, ...]:
+def pieces_of(answer: Sequence[int]) -> tuple[bytes, ...]:
     """What of an answer a prompt repeats, also if its thinking is left out or its calls are written
     anew: pieces from its beginning to its end."""
     last = len(answer) - PIECE
     if last < 0:
         return ()
     starts = {last * number // (NUM_PIECES - 1) for number in range(NUM_PIECES)}
-    return tuple({_bytes(answer[start : start + PIECE]) for start in starts})
+    return tuple({as_bytes(answer[start : start + PIECE]) for start in starts})
 
 
-def _bytes(tokens: Sequence[int]) -> bytes:
+def as_bytes(tokens: Sequence[int]) -> bytes:
     """Tokens as bytes that can be searched. Eight each, so a piece is hardly ever found
     between two tokens."""
     return array("q", tokens).tobytes()

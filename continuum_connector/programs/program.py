@@ -22,12 +22,15 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
 
 from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
+
+if TYPE_CHECKING:
+    from continuum_connector.programs.divergence import Divergence
 
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
 # sessions are done by then (P99 916 s), and learning must not wait for ever.
@@ -72,11 +75,13 @@ class Hints(Struct, frozen=True):
 
 
 class Identity(Struct, frozen=True):
-    """Which program a request belongs to. `key` is bounded in length and never empty."""
+    """Which program a request belongs to. `key` is bounded in length and never empty. `parts`:
+    digests of what it was made of (divergence.py), if the middleware saw it."""
 
     key: str
     source: IdentitySource
     hints: Hints = Hints()
+    parts: str = ""
 
 
 @dataclass
@@ -103,6 +108,7 @@ class Program:
     parent: str | None = None
     final: bool = False
     num_active: int = 0
+    diverged: Divergence | None = None  # its last turn that did, if none has continued since
     # What its turns left that none has continued yet, by when each ended. Several where it has
     # side requests, forks, or conversations that share its name.
     left: dict[float, Kept] = field(default_factory=dict)
@@ -341,5 +347,5 @@ def _start_over(program: Program, now: float) -> None:
     program.num_turns = program.num_finished = program.num_counted = 0
     program.kept = Kept()
     program.left.clear()
-    program.last_finish = program.parent = None
+    program.last_finish = program.parent = program.diverged = None
     program.final = False

@@ -148,6 +148,7 @@ class Decider:
             load_s=self.costs.load_s(num_blocks) if snapshot.has_tier else math.inf,
             bus_s=self.costs.bus_s(num_blocks),
             is_prior=self.costs.has_prior_prefill,
+            diverged=turn.diverged,
         )
         choice = self.choose(finished, snapshot)
         if end is not TurnEnd.ABORTED:

@@ -36,6 +36,8 @@ class Records:
         self, request: Any, turn: Turn, returns: bool, gap_s: float | None, now: float
     ) -> None:
         self.account.count("turns", label=turn.identity.source.value)
+        if turn.diverged is not None:
+            self.account.count("diverged_turns")
         self.outcomes.arrived(turn, returns, now)
         if not self.trace.enabled:
             return
@@ -48,6 +50,7 @@ class Records:
             request=request.request_id,
             tokens=request.num_tokens,
             gap_s=gap_s,
+            **_of_divergence(turn),
         )
 
     def admitted(self, request: Any, turn: Turn, now: float) -> None:
@@ -178,6 +181,7 @@ def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
         "cached_tokens": turn.hit_tokens,
         **_of_stock(turn),
         **_of_disk(turn),
+        **_of_divergence(turn),
     }
     if turn.held_s:
         body["held_s"] = turn.held_s
@@ -204,6 +208,10 @@ def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
 
 def _of_disk(turn: Turn) -> dict[str, Any]:
     return {} if turn.on_disk is None else {"disk": turn.on_disk.as_dict()}
+
+
+def _of_divergence(turn: Turn) -> dict[str, Any]:
+    return {} if turn.diverged is None else {"diverged": turn.diverged.as_dict()}
 
 
 def _of_stock(turn: Turn) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuum_connector.config import ContinuumConfig
+from continuum_connector.programs import divergence
 from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.kept import Kept
@@ -147,6 +148,7 @@ class SchedulerSide:
         turn.is_stray = turn.strays(request.block_hashes)
         if not turn.is_stray:
             turn.since = program.left_by(request.block_hashes)
+            self._note_divergence(turn, request)
             self._answers.came_back(program, request.block_hashes)
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)
@@ -162,6 +164,15 @@ class SchedulerSide:
         hashes, num_tokens = request.block_hashes, request.num_prompt_tokens
         tokens = request.prompt_token_ids
         return self.programs.begin_turn(identity, hashes, now, hints, num_tokens, tokens)
+
+    def _note_divergence(self, turn: Turn, request: Any) -> None:
+        program, identity = turn.program, turn.identity
+        if turn.since is not None:
+            program.diverged = None
+        elif program.left and not identity.hints.compaction:
+            size = self.groups.hash_size
+            turn.diverged = divergence.find(program, request, size, identity.parts)
+            program.diverged = turn.diverged or program.diverged
 
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
         """The place of a waiting request; lower is earlier.
@@ -305,8 +316,10 @@ class SchedulerSide:
     def _note_kept(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
         program, size = turn.program, self.groups.hash_size
         hit = max(0, blocks.end - self.groups.num_proof_tokens)
-        num_prompt = request.num_prompt_tokens // size
-        kept = Kept.of(request.block_hashes, hit // size, size, num_prompt)
+        kept = Kept.of(
+            *(request.block_hashes, hit // size, size),
+            *(request.num_prompt_tokens, request.output_token_ids),
+        )
         program.leave(kept, turn.since, now)
         end = self.groups.prompts_end(request)
         self._answers.finished(program, request.block_hashes, end)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.scheduler.against_stock import AgainstStock
 from continuum_connector.scheduler.tiers.base import OnDisk
@@ -39,7 +40,8 @@ class Turn:
     `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
     its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `on_disk`: what a disk
     had for it, if anything of use. `since`: when the turn of its program ended that it continues,
-    None if it continues none.
+    None if it continues none. `diverged`: where its prompt differs from those before it, if it goes
+    on with them and continues none.
     """
 
     program: Program
@@ -59,6 +61,7 @@ class Turn:
     tier_tokens: Mapping[str, int] = field(default_factory=dict)
     on_disk: OnDisk | None = None
     since: float | None = None
+    diverged: Divergence | None = None
 
     @property
     def hit_tokens(self) -> dict[str, int]:

@@ -114,6 +114,17 @@ def test_a_life_is_told_turn_by_turn(trace: Path) -> None:
     assert "\x1b" not in result.output
 
 
+def test_where_a_prompt_that_goes_on_differs_is_told(tmp_path: Path) -> None:
+    at = {"in_a_row": 2, "from": 1024, "to": 1040, "of": 9000, "part": "tools"}
+    records = [
+        record("arrive", 10.0, turn=3, tokens=9000, diverged=at),
+        record("decision", 12.0, turn=3, decision="free", why="x"),
+    ]
+    path = write(tmp_path / "trace.jsonl", records)
+    told = " ".join(run("explain", "p", "--trace", str(path)).output.split())
+    assert "differs within tokens 1,024..1,040 of 9,000 (tools), 2 times in a row" in told
+
+
 def test_what_a_disk_brought_is_told_beside_the_other_tiers(tmp_path: Path) -> None:
     hits = {"vram": 100, "dram": 200, "disk": 500}
     records = [

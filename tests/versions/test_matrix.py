@@ -98,6 +98,7 @@ SEAMS = {
 ALIKE = {
     "chat": "how long people wait for pins: a policy",
     "decider": "what is learned of turns",
+    "divergence": "which turns are for nobody: our own chains, and a policy",
     "equal_prompts": "what several samples of a prompt cost others: a policy",
     "disk_slots": "which slots of an order came right, from our own books",
     "disk_told": "what Reading decides and what is told of it, from our own books",

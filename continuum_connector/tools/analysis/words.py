@@ -59,6 +59,11 @@ def _arrive(record: Record) -> Said:
     back = "" if gap_s is None else f"back after {seconds(gap_s)}, "
     pin = ", its pin waits for it" if record["event"] == "return" else ""
     yield f"arrived: {back}{_tokens(record)}{pin}", ""
+    if at := part(record, "diverged"):
+        what = f" ({shown(text(at, 'part'))})" if text(at, "part") else ""
+        where = f"tokens {count(at, 'from'):,}..{count(at, 'to'):,} of {count(at, 'of'):,}{what}"
+        again = f", {count(at, 'in_a_row')} times in a row" if count(at, "in_a_row") > 1 else ""
+        yield f"goes on, but differs within {where}{again}: nothing kept fits", "bad"
 
 
 def _admit(record: Record) -> Said:
