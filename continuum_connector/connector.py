@@ -141,6 +141,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._steps, self._tier = side.steps, side.tier
         self._gate, self._read_ahead = side.gate, side.read_ahead
         self._epochs = self._steps.epochs
+        self.end_program = lambda key: side.endings.end(key, self._clock())  # for the subclass
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._traffic, self._queues = side.traffic, side.queues
         self._turns, self._records = side.turns, side.records
@@ -225,14 +226,12 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         found = self.side.match(request, num_computed_tokens, now)
         return (0, False) if compat.computes_whole_prompt(request) else found
 
+    @timed("allocate_slots")
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool
     ) -> Any:
         """An allocation failed: ask again while pins give way (scheduler subclass only)."""
-        began = time.perf_counter()
-        blocks = self.side.make_room(request, attempt, need, others_run, self._clock())
-        self.account.observe("hook_seconds", time.perf_counter() - began, "allocate_slots")
-        return blocks
+        return self.side.make_room(request, attempt, need, others_run, self._clock())
 
     def has_pending_block_frees(self) -> bool:
         if self.mode is Mode.ASIDE:

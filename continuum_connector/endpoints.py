@@ -37,6 +37,15 @@ def read_key(environ: Mapping[str, str], path: str, middleware: str) -> bytes:
     return os.fsencode(key)
 
 
+def engine_of(scope: Scope, so: str) -> Any:
+    """vLLM's engine client, where its API server keeps it (v1/engine/async_llm.py); without one a
+    RequestError with what follows (`so`)."""
+    client = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
+    if client is None:
+        raise RequestError(503, f"no engine is behind this server, so {so}")
+    return client
+
+
 class Endpoint(ABC):
     """Answers `path` for clients that have the key; everything else passes untouched. No server
     starts without a key, or without anything else that `read_settings` needs."""
@@ -55,10 +64,13 @@ class Endpoint(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._refusal is not None:
             await _refuse(self._refusal, scope, send)
-        elif scope["type"] == "http" and _path_of(scope) == self.path:
+        elif scope["type"] == "http" and self.serves(path_of(scope)):
             await self._serve(scope, receive, send)
         else:
             await self.app(scope, receive, send)
+
+    def serves(self, path: str) -> bool:
+        return path == self.path
 
     @abstractmethod
     def read_settings(self, environ: Mapping[str, str]) -> bytes:
@@ -103,7 +115,7 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
     return body
 
 
-def _path_of(scope: Scope) -> str:
+def path_of(scope: Scope) -> str:
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 

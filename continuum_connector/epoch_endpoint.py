@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from continuum_connector.endpoints import Endpoint, RequestError, read_body, read_key
+from continuum_connector.endpoints import Endpoint, RequestError, engine_of, read_body, read_key
 from continuum_connector.middleware import Receive, Scope
 
 PATH = "/continuum/epoch"
@@ -37,7 +37,7 @@ class EpochEndpoint(Endpoint):
 
     async def answer(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:
         name, recomputes = _read(await read_body(receive, MAX_BODY_BYTES))
-        client = _client(scope)
+        client = engine_of(scope, "no epoch began")
         try:
             is_empty = await client.reset_prefix_cache(recomputes, name or True)
         except Exception as error:  # whatever an engine raises, or that it is gone
@@ -76,11 +76,3 @@ def _not_reset(error: Exception) -> str:
         f"vLLM's reset failed ({type(error).__name__}: {error}), so on some engine the old epoch "
         "may go on; send it again before anything is asked of the new weights"
     )
-
-
-def _client(scope: Scope) -> Any:
-    """vLLM's engine client, where its API server keeps it (v1/engine/async_llm.py)."""
-    client = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
-    if client is None:
-        raise RequestError(503, "no engine is behind this server, so no epoch began")
-    return client

@@ -131,6 +131,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "endpoints": {"config", "middleware"},
     "switch_endpoint": {"switch", "config", "middleware", "endpoints"},
     "epoch_endpoint": {"middleware", "endpoints"},
+    "program_endpoint": {"middleware", "endpoints", "vllm/attach"},
     "costs": {"files"},
     "forecast": {"toolcalls", "costs"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
@@ -218,7 +219,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
         *("config", "named", "files", "worker", "switch", "dram", "memory", "sizes"),
-        *("switch_endpoint", "epoch_endpoint", "endpoints"),
+        *("switch_endpoint", "epoch_endpoint", "program_endpoint", "endpoints"),
     },
     "tools/cli": {
         *("tools/analysis", "tools/checks", "tools/sizing"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from continuum_connector.programs.program import Program
+from continuum_connector.programs.program import Identity, Program
 
 TOLERATED = 1  # such turns in a row
 MAX_CHAINS = 4  # of a program, the newest, that a prompt is compared with
@@ -60,10 +60,23 @@ class Divergence:
         return {**told, "of": self.num_tokens, **part}
 
 
-def find(program: Program, request: Any, block_size: int, parts: str) -> Divergence | None:
-    """How the prompt of a turn that continues no chain of its program differs from those that it
-    goes on with; None if it goes on with none: it is a side request, a fork, another conversation.
-    """
+def note(
+    program: Program, identity: Identity, since: float | None, request: Any, block_size: int
+) -> Divergence | None:
+    """A turn comes that continues what was left at `since`, None: nothing. Return how its prompt
+    differs from those that it goes on with; None if it continues, or goes on with none, as a side
+    request, a fork, another conversation."""
+    if since is not None:
+        program.diverged = None
+        return None
+    if not program.left or identity.hints.compaction:
+        return None
+    found = _find(program, request, block_size, identity.parts)
+    program.diverged = found or program.diverged
+    return found
+
+
+def _find(program: Program, request: Any, block_size: int, parts: str) -> Divergence | None:
     hashes, tokens = request.block_hashes, request.prompt_token_ids
     num_tokens = request.num_prompt_tokens
     newest = islice(reversed(program.left.values()), MAX_CHAINS)

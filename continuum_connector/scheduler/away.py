@@ -141,6 +141,9 @@ class Away:
         absence = self._absences.get(program)
         return None if absence is None else absence.decision
 
+    def absence_of(self, program: str) -> Absence | None:
+        return self._absences.get(program)
+
     def decisions(self) -> list[OpenDecision]:
         """All decisions whose outcome is not known yet."""
         return [each.decision for each in self._absences.values() if each.decision is not None]

@@ -137,8 +137,10 @@ class Retention:
             if pin.kept.continued(hashes) == TO_ITS_END:
                 self._end(pin, cause, now)
 
-    def end_all(self, cause: PinEnd, now: float) -> None:
-        for pin in self.pins:
+    def end_all(self, cause: PinEnd, now: float, program: str = "") -> None:
+        """End every pin; of a `program` alone, those that no turn came back for."""
+        theirs = [pin for pin in self.pins.of(program) if not pin.is_returning]
+        for pin in theirs if program else self.pins:
             self._end(pin, cause, now)
 
     def expire(self, now: float, before: Callable[[LivePin], None]) -> None:

@@ -20,6 +20,7 @@ from continuum_connector.programs.program import Identity, Program, ProgramTable
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
+from continuum_connector.scheduler.endings import Endings
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
@@ -120,6 +121,10 @@ class SchedulerSide:
         self._decisions = Decisions(
             decider, self.snapshots, self.retention, self.tier, self.records
         )
+        self.endings = Endings(
+            *(self.programs, self.turns, self.retention, self.tier, decider),
+            self.records.outcomes,
+        )
         self._worth = DramWorth(self.programs, decider, self.turns)
         self._lends = policy.ranks_dram  # others go by last use, whoever has what
         if policy.ranks_dram:  # only now, because what it ranks by is built on the tier
@@ -148,7 +153,9 @@ class SchedulerSide:
         turn.is_stray = turn.strays(request.block_hashes)
         if not turn.is_stray:
             turn.since = program.left_by(request.block_hashes)
-            self._note_divergence(turn, request)
+            turn.diverged = divergence.note(
+                program, identity, turn.since, request, self.groups.hash_size
+            )
             self._answers.came_back(program, request.block_hashes)
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)
@@ -164,15 +171,6 @@ class SchedulerSide:
         hashes, num_tokens = request.block_hashes, request.num_prompt_tokens
         tokens = request.prompt_token_ids
         return self.programs.begin_turn(identity, hashes, now, hints, num_tokens, tokens)
-
-    def _note_divergence(self, turn: Turn, request: Any) -> None:
-        program, identity = turn.program, turn.identity
-        if turn.since is not None:
-            program.diverged = None
-        elif program.left and not identity.hints.compaction:
-            size = self.groups.hash_size
-            turn.diverged = divergence.find(program, request, size, identity.parts)
-            program.diverged = turn.diverged or program.diverged
 
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
         """The place of a waiting request; lower is earlier.

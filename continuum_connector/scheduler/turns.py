@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.scheduler.against_stock import AgainstStock
@@ -140,6 +142,13 @@ class Turns:
         if turn is not None and not turn.is_admitted:
             self._no_longer_waits(request_id, turn)
         return turn
+
+    def make_last(self, program: Program) -> None:
+        """The program's turns under way are its last, as if their client had said so."""
+        for turn in self._turns.values():
+            if turn.program is program:
+                hints = structs.replace(turn.identity.hints, final=True)
+                turn.identity = structs.replace(turn.identity, hints=hints)
 
     @property
     def num_waiting(self) -> int:

@@ -156,6 +156,13 @@ def our_config(transfer: Any) -> ContinuumConfig | None:
     return None if extra is None else load_config(extra)
 
 
+def is_in(vllm_config: Any) -> bool:
+    """Whether our subclass is, or will be, the scheduler of a server with that config."""
+    ours, config = our_config(vllm_config.kv_transfer_config), vllm_config.scheduler_config
+    is_named = config.scheduler_cls == f"{__package__.partition('.')[0]}.scheduler_cls"
+    return ours is not None and ours.scheduler and (is_named or "get_scheduler_cls" in vars(config))
+
+
 def _our_class(config: Any) -> type:
     return subclass(type(config).get_scheduler_cls(config))  # type: ignore[no-any-return]
 
@@ -259,9 +266,11 @@ def subclass(base: Any) -> Any:
 
         def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
             own = functools.partial(super().reset_prefix_cache, *args, **kwargs)
+            name = kwargs.get("reset_connector", args[1] if len(args) > 1 else False)
+            if isinstance(name, dict):  # no reset: program_endpoint.py asks for something else
+                return self._continuum is None or not self._continuum.end_program(name)
             if self._continuum is None:
                 return bool(own())
-            name = kwargs.get("reset_connector", args[1] if len(args) > 1 else False)
             return bool(self._continuum.resets.reset(own, name))
 
     ContinuumScheduler.__name__ = ContinuumScheduler.__qualname__ = f"Continuum{base.__name__}"

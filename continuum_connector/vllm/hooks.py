@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import methodcaller
 from typing import Any
 
@@ -38,6 +38,11 @@ class Hooks:
     def acting(self) -> Any:
         """Our connector; None while it is switched off."""
         return self._ours if self._ours.is_on else None
+
+    def end_program(self, said: Mapping[str, Any]) -> bool:
+        """An operator says that a program is over; False if we do not know it."""
+        ours = self.acting
+        return ours is not None and bool(ours.end_program(str(said.get("end_program"))))
 
     def before_step(self) -> None:
         """Do what must be done before vLLM looks at any turn of the coming step."""

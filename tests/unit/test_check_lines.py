@@ -917,6 +917,7 @@ def test_the_switch(
 ENDPOINTS = {
     "switch endpoint": "continuum_connector.switch_endpoint.SwitchEndpoint",
     "epoch endpoint": "continuum_connector.epoch_endpoint.EpochEndpoint",
+    "program endpoint": "continuum_connector.program_endpoint.ProgramEndpoint",
 }
 SWITCH, KEY = {"CONTINUUM_SWITCH_PATH": "/var/switch"}, {"CONTINUUM_ADMIN_KEY": "k"}
 
@@ -929,6 +930,8 @@ SWITCH, KEY = {"CONTINUUM_SWITCH_PATH": "/var/switch"}, {"CONTINUUM_ADMIN_KEY": 
         ("switch", KEY, ERROR, "CONTINUUM_SWITCH_PATH is empty", "name the file there"),
         ("epoch", KEY, OK, "/continuum/epoch begins an epoch", ""),
         ("epoch", {}, ERROR, "CONTINUUM_ADMIN_KEY is empty", "set a secret"),
+        ("program", KEY, OK, "/continuum/programs/ ends a program", ""),
+        ("program", {}, ERROR, "CONTINUUM_ADMIN_KEY is empty", "set a secret"),
     ],
 )
 def test_an_endpoint_that_would_stop_the_server(

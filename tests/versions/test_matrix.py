@@ -70,6 +70,7 @@ SEAMS = {
     "parser_names": "its tool parsers by name",
     "plugin_drift": "what its entry point touches",
     "pressure": "allocate_slots",
+    "program_over": "what its reset is asked with",
     "quiet_steps": "the hooks of a step without work",
     "rank": "how a worker knows its rank",
     "resets_beside_stock": "what its resets answer, and its own MultiConnector's",

@@ -106,7 +106,7 @@ class Shelf:
     def forget_request(self, request_id: str) -> None:
         self.promised.pop(request_id, None)
 
-    def demote(self, program: str, blocks: ChainBlocks, request: Any = None) -> None:
+    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
         """Nothing is evicted."""
 
     def residence_s(self, now: float) -> float:
@@ -202,7 +202,7 @@ class DramAndShelf:
         self._chosen.pop(request_id, None)
         self._all("forget_request", request_id)
 
-    def demote(self, program: str, blocks: ChainBlocks, request: Any = None) -> None:
+    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
         self._all("demote", program, blocks, request)
 
     def residence_s(self, now: float) -> float:

@@ -129,7 +129,8 @@ def test_an_agent_with_side_requests_is_always_paid_for(policy: str) -> None:
     for _ in range(3):
         for other in range(3):
             agent_history = list(agent.history)
-            agent.ask([*prompt(50, seed=900 + other), *agent_history])
+            told = agent.ask([*prompt(50, seed=900 + other), *agent_history])
+            assert told["decision"] != "free"
             agent.history = agent_history
         assert agent.turn(None)["decision"] != "free"
     check(engine)
@@ -138,10 +139,10 @@ def test_an_agent_with_side_requests_is_always_paid_for(policy: str) -> None:
 def test_conversations_under_one_id_are_always_paid_for() -> None:
     """They share a system prompt, and each begins with more than the one before."""
     engine = ours(600, num_blocks=600)
-    for number in range(6):
-        talk = Agent(engine, task=100 + number)
+    talks = [Agent(engine, task=100 + number) for number in range(6)]
+    for number, talk in enumerate(talks):
         talk.history += prompt(40 * number, seed=200 + number)
-        assert talk.turn(None)["decision"] != "free"
+    for talk in [*talks, *talks]:
         assert talk.turn(None)["decision"] != "free"
 
 

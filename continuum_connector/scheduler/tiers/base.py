@@ -88,9 +88,9 @@ class Tier(Protocol):
     def forget_request(self, request_id: str) -> None:
         """The request is over: drop what was remembered for its lookups."""
 
-    def demote(self, program: str, blocks: ChainBlocks, request: Any = None) -> None:
+    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
         """Make what the program has here of these blocks, and of what they continue, the first to
-        be evicted, until it is used again."""
+        be evicted, until it is used again; None: all that it has here."""
 
     def residence_s(self, now: float) -> float:
         """Seconds a stored block stays before it leaves for room; infinite while none has to."""

@@ -135,11 +135,11 @@ class DiskTier:
         self.ahead.forget(request_id)
         self.dram.forget_request(request_id)
 
-    def demote(self, program: str, blocks: ChainBlocks, request: Any = None) -> None:
+    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
         self.dram.demote(program, blocks, request)
         length = self._plan.slot_blocks
-        names = blocks.keys[length - 1 :: length]
-        self.disk.demote(program, [name for name in names if name is not None])
+        names = None if blocks is None else blocks.keys[length - 1 :: length]
+        self.disk.demote(program, names)
 
     def take_events(self) -> list[Any]:
         if self._events is not None and self.disk.gone:

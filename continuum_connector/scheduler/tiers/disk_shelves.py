@@ -169,6 +169,11 @@ class Shelves:
             self._done[shelf.number] = shelf
             self._stand(shelf, numbers)
 
+    def demote_all(self, program: str) -> None:
+        """The program wants none of its slots any more."""
+        for slots, _ in tuple(self.claims.of.get(program, ())):
+            self.demote(program, slots)
+
     def found(self, numbers: Numbers) -> None:
         """These slots were there before any program came."""
         shelf = self._new("")

@@ -156,7 +156,10 @@ class DramTier:
         self._found.forget(request_id)
 
     # --- what leaves ------------------------------------------------------------------
-    def demote(self, program: str, blocks: ChainBlocks, request: Any = None) -> None:
+    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
+        if blocks is None:
+            self.index.demote(program, None)
+            return
         keys = [key for key in blocks.keys if key is not None]
         self.index.demote(program, keys, _num_prompt(blocks, request))
 

@@ -199,9 +199,9 @@ class HostIndex:
         """A turn of the program loads a chain up to this ticket's slot."""
         self._claims.use(program, last, now)
 
-    def demote(self, program: str, keys: Sequence[Key], num_prompt: int = 0) -> None:
-        """The program's turn with these keys is a last one: what it continues leaves first."""
-        self._claims.demote(program, self.slots_of(keys), num_prompt)
+    def demote(self, program: str, keys: Sequence[Key] | None, num_prompt: int = 0) -> None:
+        """A last turn of the program has these keys: what it continues leaves first; None: all."""
+        self._claims.demote(program, None if keys is None else self.slots_of(keys), num_prompt)
 
     def chains_of(self, program: str) -> Sequence[Chain]:
         """The program's live chains."""

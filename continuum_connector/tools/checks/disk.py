@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
+from types import ModuleType
 
 import msgspec
 
-from continuum_connector import epoch_endpoint, switch_endpoint
+from continuum_connector import epoch_endpoint, program_endpoint, switch_endpoint
 from continuum_connector.endpoints import read_key
 from continuum_connector.errors import ConfigError
 from continuum_connector.files import MIN_LEFT
@@ -231,7 +232,9 @@ def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     if switch_endpoint.MIDDLEWARE in plan.middleware:
         yield _switch_endpoint(machine)
     if epoch_endpoint.MIDDLEWARE in plan.middleware:
-        yield _epoch_endpoint(machine)
+        yield _endpoint(machine, epoch_endpoint, "epoch", "begins an epoch")
+    if program_endpoint.MIDDLEWARE in plan.middleware:
+        yield _endpoint(machine, program_endpoint, "program", "ends a program")
 
 
 def _state(machine: Machine, path: str) -> Line:
@@ -281,10 +284,10 @@ def _switch_endpoint(machine: Machine) -> Line:
     return ok("switch endpoint", text)
 
 
-def _epoch_endpoint(machine: Machine) -> Line:
+def _endpoint(machine: Machine, module: ModuleType, name: str, does: str) -> Line:
     try:
-        read_key(machine.environ, epoch_endpoint.PATH, epoch_endpoint.MIDDLEWARE)
+        read_key(machine.environ, module.PATH, module.MIDDLEWARE)
     except ConfigError as why:
         text, _, cure = str(why).partition("; ")
-        return error("epoch endpoint", text, cure)
-    return ok("epoch endpoint", f"{epoch_endpoint.PATH} begins an epoch, for who has the key")
+        return error(f"{name} endpoint", text, cure)
+    return ok(f"{name} endpoint", f"{module.PATH} {does}, for who has the key")

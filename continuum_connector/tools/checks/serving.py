@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 
-from continuum_connector import epoch_endpoint, switch_endpoint
+from continuum_connector import epoch_endpoint, program_endpoint, switch_endpoint
 from continuum_connector.config import CONNECTOR_NAME
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
@@ -22,6 +22,7 @@ MIDDLEWARE = (
     "continuum_connector.middleware.ProgramMiddleware",
     switch_endpoint.MIDDLEWARE,
     epoch_endpoint.MIDDLEWARE,
+    program_endpoint.MIDDLEWARE,
 )
 
 
