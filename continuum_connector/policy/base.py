@@ -12,7 +12,7 @@ from msgspec import Struct
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.program import Hints
-from continuum_connector.toolcalls.asked import UNREAD, Asked
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 
 NO_FORECAST = Forecast.never()
 
@@ -144,6 +144,11 @@ class FinishedTurn(Struct, frozen=True):
     is_prior: bool = False
     diverged: Divergence | None = None
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the client says that no turn follows, or the turn ends with a call that does."""
+        return bool(self.hints.final) or self.asked.ending is Ending.LAST
+
 
 class Snapshot(Struct, frozen=True):
     """The server at decision time. Blocks are VRAM blocks; `now` is monotonic seconds.
@@ -246,7 +251,7 @@ def must_free(turn: FinishedTurn) -> Choice | None:
     """Return the choice for a turn that every policy frees; None: it is the policy's to choose."""
     if turn.aborted:
         return Choice(Free(), "the client went away")
-    if turn.hints.final:
+    if turn.is_last:
         return Choice(Free(), "last turn of its program")
     if not turn.num_blocks:
         return Choice(Free(), "no full block to keep")

@@ -185,8 +185,8 @@ class Decider:
         asked = asked_of(hints.tools, read)
         # If the client declares that more will come, another turn follows, even if the text looks
         # like a last answer.
-        is_program = asked.ending is Ending.ANSWER and hints.final is False
-        return UNREAD if is_program else asked
+        is_over = asked.ending in (Ending.ANSWER, Ending.LAST)
+        return UNREAD if is_over and hints.final is False else asked
 
     def _runs_blocks(self, program: Program, request: Any) -> bool:
         """Whether somebody runs the shell blocks that the program is answered, as its first prompt
@@ -203,9 +203,10 @@ class Decider:
         if turn.is_stray:
             return
         program = turn.program
-        if turn.identity.hints.final:
+        is_last = asked.ending is Ending.LAST  # of its own chain: others may still be continued
+        if turn.identity.hints.final or (is_last and self.away.forecast_of(program.key) is None):
             self._over(program, program.num_turns, now)
-        else:
+        elif not is_last:
             self.away.left(program, asked, now)
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:

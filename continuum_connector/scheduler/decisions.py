@@ -65,10 +65,13 @@ class Decisions:
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
         num_lent = self._tier.loans.take_back(turn.program.key, request.request_id)
-        if num_lent and not (stores(choice.decision) or turn.identity.hints.final):
+        if num_lent and not (stores(choice.decision) or finished.is_last):
             self._put_back(turn, request, blocks.only(range(min(num_lent, len(blocks)))), now)
         self._records.decided(turn, finished, snapshot, choice, now)
         self._hold(choice.decision, turn, request, blocks, now)
+        if finished.is_last and not turn.is_stray:
+            self._retention.supersede(request, turn.program, PinEnd.PROGRAM_DONE, now)
+            self._tier.demote(turn.program.key, blocks, request)
         return choice
 
     def _fitting(self, choice: Choice, finished: FinishedTurn) -> Choice:
@@ -99,9 +102,6 @@ class Decisions:
             self._retention.begin(decision, turn.program, request, blocks, now)
         if isinstance(decision, Offload):
             self._retention.supersede(request, turn.program, PinEnd.SUPERSEDED, now)
-        if turn.identity.hints.final and not turn.is_stray:
-            self._retention.supersede(request, turn.program, PinEnd.PROGRAM_DONE, now)
-            self._tier.demote(turn.program.key, blocks, request)
 
 
 class Snapshots:

@@ -73,7 +73,7 @@ class Outcomes:
         """A turn is done. If an older decision of its program is still open, the program's turns
         overlap; the next turn shows the outcome of the newest decision."""
         one = _opened(turn, finished, snapshot, choice, now)
-        is_over = isinstance(choice.decision, Free) and (finished.aborted or finished.hints.final)
+        is_over = isinstance(choice.decision, Free) and (finished.aborted or finished.is_last)
         older = self._away.decision_of(finished.program)
         if older is not None:
             older.back.pop(turn, None)  # if it is in, its client went away before it was admitted

@@ -16,6 +16,7 @@ class Ending(enum.Enum):
     """How a turn's output ends."""
 
     CALLS = "calls"  # with tool calls: the program returns when they are done
+    LAST = "last"  # with a call by which a public agent says that it is done
     ANSWER = "answer"  # with words to a person, who returns in their own time or never
     CUT = "cut"  # truncated before one could tell
     UNREAD = "unread"  # we did not look: no tokenizer yet, or no time left in this step
@@ -26,8 +27,8 @@ class Asked:
     """What a turn asks for: the names of the tools that it calls, without their arguments.
 
     A name is that of a tool ("get_weather") or, in a shell, of a command ("pytest"). There are none
-    unless `ending` is CALLS. Gaps are heavy-tailed, so the longest call dominates, whether the
-    calls run in parallel or, as in `a && b`, one after another. `in_blocks`: the calls are shell
+    unless `ending` is CALLS or LAST. Gaps are heavy-tailed, so the longest call dominates, whether
+    the calls run in parallel or, as in `a && b`, one after another. `in_blocks`: the calls are shell
     blocks, which somebody runs only if the prompt asked for such blocks.
     """
 

@@ -61,8 +61,29 @@ SCRIPT_KEYS = ("command", "cmd", "script", "keystrokes", "bash_command", "shell_
 NO_SHELL_KEYS = _words("path file_path file_text old_str")  # an editor's `command` is no script
 
 
+# Calls by which public agents say that they are done: OpenHands', mini-swe-agent's.
+LAST_TOOLS = ("finish",)
+LAST_COMMANDS = (["echo", "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"],)
+
+
 def tools_of(name: str, arguments: object) -> list[str]:
     """The names of what a call runs; none if it has no name yet. A shell block has none itself."""
+    name, script = _tool_and_script(name, arguments)
+    commands = commands_that_take_time(script) if script is not None else []
+    return commands or ([name] if name else [])
+
+
+def is_last(name: str, arguments: object) -> bool:
+    """Whether an agent says with this call that it is done, so that no turn follows."""
+    name, script = _tool_and_script(name, arguments)
+    if script is None:
+        return name in LAST_TOOLS
+    is_there = any(words[-1] in script for words in LAST_COMMANDS)  # most scripts are not split
+    return is_there and any(words in LAST_COMMANDS for words, _ in _commands(script))
+
+
+def _tool_and_script(name: str, arguments: object) -> tuple[str, str | None]:
+    """The tool that a call names, and the script that it gives to a shell, if it does."""
     name, script = clean_name(name), None
     if isinstance(arguments, str) and name.lower() in {*SHELLS, "shell", "terminal"}:
         script = arguments
@@ -71,8 +92,7 @@ def tools_of(name: str, arguments: object) -> list[str]:
             name = clean_name(arguments.get("tool_name")) or name
         if "edit" not in name and not NO_SHELL_KEYS & arguments.keys():
             script = _script(next((arguments[k] for k in SCRIPT_KEYS if k in arguments), None))
-    commands = commands_that_take_time(script) if script is not None else []
-    return commands or ([name] if name else [])
+    return name, script
 
 
 def _script(value: Any) -> str | None:

@@ -38,7 +38,7 @@ TEXTS = [param.values[0]["text"] for param in CORPUS]
 
 def check_bounds(asked: Asked) -> None:
     assert len(asked.tools) <= MAX_CALLS
-    assert not asked.tools or asked.ending is Ending.CALLS
+    assert not asked.tools or asked.ending in (Ending.CALLS, Ending.LAST)
     assert len(set(asked.tools)) == len(asked.tools)
     for name in asked.tools:
         assert 0 < len(name) <= MAX_NAME

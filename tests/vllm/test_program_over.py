@@ -1,5 +1,5 @@
 """A program ends without a turn of its own: an operator says so. What its turns left goes first,
-nothing of anybody else's.
+nothing of anybody else's. A call by which a public agent says that it is done ends its own chain.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 from tests.vllm.harness import Engine
 from tests.vllm.machine_draws import COSTS
 from tests.vllm.tiering import check, come_to_rest, on_disk, park, store_all, tiered, total
@@ -132,3 +133,39 @@ def test_a_server_that_steps_aside_or_is_switched_off_resets_nothing() -> None:
     engine.scheduler._continuum = None
     assert not end(engine, "job:a")
     assert len(engine.pool.cached_block_hash_to_block) == cached
+
+
+# --- the agent's own last call -----------------------------------------------------------------
+def answers(engine: Engine, ending: Ending) -> None:
+    engine.connector.side.decider._reader.read = lambda *_, **__: Asked(ending)
+
+
+@pytest.mark.parametrize("policy", ["fixed_ttl", "adaptive"])
+def test_a_last_call_ends_its_own_chain_alone(policy: str) -> None:
+    engine = ours(policy)
+    engine.connector.side.decider.policy.reads = True  # fixed_ttl reads nothing
+    answers(engine, Ending.CALLS)
+    turn(engine, "main", 160, "a", seed=1)
+    turn(engine, "side", 160, "a", seed=2)
+    answers(engine, Ending.LAST)
+    turn(engine, "side2", engine.next_prompt("side", 16), "a")
+    told = engine.kv_transfer_params["side2"]["continuum"]
+    assert (told["decision"], "hints" in told) == ("free", False)
+    assert total(engine, "outcomes", "free_done") == 1
+    side = engine.connector.side
+    assert len(side.pins.of("job:a")) == 1
+    assert side.decider.away.forecast_of("job:a") is not None  # main is still expected
+    answers(engine, Ending.CALLS)
+    turn(engine, "main2", engine.next_prompt("main", 16), "a")
+    told = engine.kv_transfer_params["main2"]["continuum"]
+    assert (told["turn"], told["decision"]) == (4, "pin")  # the name did not begin anew
+    assert total(engine, "pins_ended", "returned") == 2
+    check(engine)
+
+
+def test_a_client_that_says_more_will_come_is_believed() -> None:
+    engine = ours("adaptive")
+    answers(engine, Ending.LAST)
+    turn(engine, "a", 160, "a", final=False)
+    assert engine.kv_transfer_params["a"]["continuum"]["decision"] != "free"
+    assert total(engine, "endings", UNREAD.ending.value) == 1
