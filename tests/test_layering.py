@@ -45,9 +45,9 @@ PLANTED = {
     "scheduler/gate.py": "held.turn.held_s turn.is_let_in",
     "scheduler/outcomes.py": "one.gap_s one.pin_end",
     "scheduler/retention.py": "pin.is_wish",
-    "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on tier.rank_at turn.epoch "
-    "turn.is_preempted turn.is_stray turn.since turn.stock_tokens turn.tier_tokens "
-    "turn.vram_tokens",
+    "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on tier.rank_at "
+    "turn.diverged turn.epoch turn.is_preempted turn.is_stray turn.since turn.stock_tokens "
+    "turn.tier_tokens turn.vram_tokens",
     "scheduler/tiers/chains.py": "chain.tickets each.num_passed",
     "scheduler/tiers/disk.py": "ahead.has_new ahead.owner ahead.rank_at ahead.under_way.events "
     "disk.gone dram.came dram.doubts dram.index.marks dram.rank_at dram.went_down marks.key_of "

@@ -254,7 +254,6 @@ def must_free(turn: FinishedTurn) -> Choice | None:
     if turn.is_last:
         return Choice(Free(), "last turn of its program")
     if not turn.num_blocks:
-        return Choice(Free(), "no full block to keep")
-    if turn.diverged is not None and turn.diverged.is_habit:
-        return Choice(Free(), turn.diverged.why)
+        at = turn.diverged
+        return Choice(Free(), at.why if at is not None and at.is_habit else "no full block to keep")
     return None

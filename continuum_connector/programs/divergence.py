@@ -20,6 +20,7 @@ import msgspec
 from continuum_connector.programs.program import Identity, Program
 
 TOLERATED = 1  # such turns in a row
+MIN_HEAD = 8  # a program whose prompts share an eighth of them is paid for as ever
 MAX_CHAINS = 4  # of a program, the newest, that a prompt is compared with
 MAX_PARTS, DIGITS = 32, 8  # of a request, whose digests the middleware sends
 MIN_MESSAGES = 3  # of such a request
@@ -43,8 +44,11 @@ class Divergence:
 
     @property
     def is_habit(self) -> bool:
-        return self.num_in_a_row > TOLERATED
+        """Whether nothing is kept for the program: it diverges again and again, and its prompts
+        begin with too little alike."""
+        return self.num_in_a_row > TOLERATED and MIN_HEAD * self.first < self.num_tokens
 
+    @property
     def why(self) -> str:
         return (
             f"{self.num_in_a_row} prompts in a row did not continue what was kept; {self.where()}"
@@ -66,13 +70,10 @@ def note(
     """A turn comes that continues what was left at `since`, None: nothing. Return how its prompt
     differs from those that it goes on with; None if it continues, or goes on with none, as a side
     request, a fork, another conversation."""
-    if since is not None:
-        program.diverged = None
-        return None
-    if not program.left or identity.hints.compaction:
-        return None
-    found = _find(program, request, block_size, identity.parts)
-    program.diverged = found or program.diverged
+    found = None
+    if since is None and program.left and not identity.hints.compaction:
+        found = _find(program, request, block_size, identity.parts)
+    program.went_on(since, found)
     return found
 
 

@@ -127,6 +127,14 @@ class Program:
         # An edited context: what shares at least half of it, if nothing else does.
         return max((at for at, kept in self.left.items() if kept.goes_on_in(hashes)), default=None)
 
+    def went_on(self, since: float | None, diverged: Divergence | None) -> None:
+        """A turn came that continues what was left at `since`, or that `diverged`, or neither."""
+        self.diverged = None if since is not None else diverged or self.diverged
+
+    def end(self) -> None:
+        """No turn follows; one under way says so itself when it ends."""
+        self.final = self.final or not self.num_active
+
     def leave(self, kept: Kept, since: float | None, now: float) -> None:
         """A turn that continued what was left at `since` leaves `kept`."""
         if since is not None:

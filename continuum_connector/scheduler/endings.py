@@ -40,8 +40,7 @@ class Endings:
         self._turns.make_last(program)
         self._retention.end_all(PinEnd.PROGRAM_DONE, now, key)
         self._tier.demote(key, None)
-        if not program.num_active:
-            program.final = True
+        program.end()
         if (absence := self._away.absence_of(key)) is not None:
             self._decider.silent(absence, now)
             self._outcomes.silent(absence, now)

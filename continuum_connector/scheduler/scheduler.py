@@ -297,6 +297,8 @@ class SchedulerSide:
         if turn.is_admitted and end is not TurnEnd.ABORTED:  # else it may never have held a block
             # First, or a server's first turn is worth as many average turns as it has blocks.
             self._seen.footprint(len(blocks))
+        if turn.diverged is not None and turn.diverged.is_habit:
+            blocks = NO_BLOCKS
         choice = self._decisions.keep(turn, request, blocks, end, now)
         if turn.is_let_in:
             self._working_set.finished(turn, request.num_tokens, now)

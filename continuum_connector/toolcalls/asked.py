@@ -28,8 +28,8 @@ class Asked:
 
     A name is that of a tool ("get_weather") or, in a shell, of a command ("pytest"). There are none
     unless `ending` is CALLS or LAST. Gaps are heavy-tailed, so the longest call dominates, whether
-    the calls run in parallel or, as in `a && b`, one after another. `in_blocks`: the calls are shell
-    blocks, which somebody runs only if the prompt asked for such blocks.
+    the calls run in parallel or, as in `a && b`, one after another. `in_blocks`: the calls are
+    shell blocks, which somebody runs only if the prompt asked for such blocks.
     """
 
     ending: Ending

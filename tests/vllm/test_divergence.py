@@ -172,3 +172,29 @@ def test_one_edit_of_a_context_is_paid_for() -> None:
     told = agent.turn(None)
     assert told["decision"] != "free"
     assert agent.turn(None)["found"] > 200
+
+
+@pytest.mark.parametrize("policy", ["adaptive", "fixed_ttl"])
+def test_what_such_prompts_share_is_still_kept_below_vram(policy: str) -> None:
+    """A clock behind much text that stays: with its id the agent finds no less than without."""
+
+    def found(engine: Engine, named: bool) -> int:
+        system, history, num_found = prompt(480, seed=7), prompt(100, seed=1), 0
+        for number in range(10):
+            time = prompt(4, seed=10_000 + number)
+            asked = [*system[:320], *time, *system[320:], *history]
+            name = f"m{number}"
+            engine.add(name, asked, 6, program="agent" if named else None)
+            engine.run_until_idle()
+            num_found += sum(engine.cached[name])
+            history += engine.outputs[name] + prompt(60, seed=500 + number)
+            engine.idle(0.3)
+            for other in range(8):  # the others have all of VRAM
+                engine.add(f"o{number}.{other}", 280, 6, seed=100 + 10 * number + other)
+                engine.run_until_idle()
+                engine.idle(0.2)
+        assert not named or total(engine, "diverged_turns") == 7  # the first two share half
+        return num_found
+
+    there = found(ours(120, policy, 120), False)
+    assert found(ours(120, policy, 120), True) >= there > 0

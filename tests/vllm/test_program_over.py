@@ -163,6 +163,21 @@ def test_a_last_call_ends_its_own_chain_alone(policy: str) -> None:
     check(engine)
 
 
+def test_in_dram_what_it_continues_leaves_first_and_nothing_else() -> None:
+    engine = ours()
+    store_all(engine)
+    engine.connector.side.decider.policy.reads = True
+    answers(engine, Ending.CALLS)
+    turn(engine, "main", 160, "a", seed=1)
+    turn(engine, "side", 160, "a", seed=2)
+    index = engine.connector.side.tier.index
+    main, side = index.chains_of("job:a")
+    answers(engine, Ending.LAST)
+    turn(engine, "side2", engine.next_prompt("side", 16), "a")
+    assert list(index.chains_of("job:a")) == [main]
+    assert len(side.tickets)  # it is there still, until its room is wanted
+
+
 def test_a_client_that_says_more_will_come_is_believed() -> None:
     engine = ours("adaptive")
     answers(engine, Ending.LAST)
