@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from continuum_connector.policy.base import (
     After,
@@ -15,8 +16,10 @@ from continuum_connector.policy.base import (
     Offload,
     Pin,
     Snapshot,
+    must_free,
 )
 from continuum_connector.policy.baselines import FixedTtl, Stock
+from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.program import Hints
 
 
@@ -75,3 +78,10 @@ def test_stock_keeps_nothing() -> None:
     assert Stock().decide(finished(ttl_s=9.0), world(has_tier=True)) == Choice(
         Free(), "policy is stock"
     )
+
+
+def test_what_never_continues_is_freed_and_the_reason_says_where() -> None:
+    diverged = Divergence(2, 32, 48, 340, "system")
+    choice = must_free(structs.replace(finished(num_blocks=0), diverged=diverged))
+    assert choice is not None
+    assert choice.reason.endswith("differs within tokens 32..48 of 340 (system)")
