@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-OK, ERROR, UNSEEN, ABSENT = "ok", "error", "not seen", ""
+OK, WARNING, ERROR, UNSEEN, ABSENT = "ok", "warning", "error", "not seen", ""
 
 
 class Case(NamedTuple):

@@ -1,4 +1,4 @@
-"""Counts what `continuum check` and `size` say of cases.py: right, wrong, not seen.
+"""Counts what `continuum check` and `size` say of cases.py and pastes.py: right, wrong, not seen.
 
     python tests/corpus/run.py          of the checkout in which it is started, with its Python
 
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,10 @@ def filled(text: str, known: dict[str, str]) -> str:
 
 def warm_up() -> Any:
     """Import what a question takes; returns what answers one in this process."""
+    import typer.testing  # noqa: F401
+
     from continuum_connector.tools.checks import ask
+    from continuum_connector.tools.cli import check, size  # noqa: F401
 
     own = getattr(ask, "KV", "")
     base = ask.look_at_vllm(*filter(None, [own, "--help"]))
@@ -95,8 +99,8 @@ def _invoked(words: list[str], answer: Any) -> tuple[int, str]:
         own = machine._ask
 
         def ask(about: str, given: Any, environ: Any) -> Any:
-            if about != "vllm":
-                return {} if about == "cuda" else own(about, given, environ)
+            if about != "vllm":  # the machine is not what is asked about
+                return own(about, given, environ) if about == "disk" else {}
             os.environ.update(environ)
             return json.loads(json.dumps(answer(tuple(given)), default=str))
 
@@ -107,11 +111,18 @@ def _invoked(words: list[str], answer: Any) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def judge(status: int, said: str, wants: dict[str, str]) -> str:
+def wanted(case: Any) -> str:
+    """What `judge` or `size` is to say of a case."""
+    is_seen = case.wants.get("model") != "not seen" if hasattr(case, "wants") else case.num_bytes
+    return "right" if is_seen else "not seen"
+
+
+def judge(status: int, said: str, case: Any) -> str:
     """right, wrong or not seen."""
+    wants = case.wants
     if status not in (0, 1, 3):
         return f"wrong: status {status}"
-    found = "right"
+    found = wanted(case)
     lines = json.loads(said)["lines"]
     for subject, want in wants.items():
         verdict, _, part = want.partition(":")
@@ -132,36 +143,44 @@ def judge(status: int, said: str, wants: dict[str, str]) -> str:
 def size(status: int, said: str, num_bytes: int | None) -> str:
     """The same of a size: within a tenth."""
     if status:
-        return "right" if num_bytes is None else "not seen"
+        return "not seen"
     found = json.loads(said)["context_bytes"]
     if num_bytes is not None and abs(found - num_bytes) <= num_bytes / 10:
         return "right"
     return f"wrong: {found:,} bytes"
 
 
-def main() -> None:
-    """Run them all and count."""
-    sys.path.insert(0, os.getcwd())
-    cases = load(HERE.with_name("cases.py"))
+def results(cases: Any, sizes: Any) -> Iterator[tuple[str, Any, str]]:
+    """Which of both was asked, the case, and what is to be thought of its answer."""
     answer = warm_up()
-    counts: dict[str, Counter[str]] = {"check": Counter(), "size": Counter()}
     with tempfile.TemporaryDirectory() as root:
-        known = names(Path(root), cases)
-        for case in cases.CASES:
-            began = time.monotonic()
-            told = judge(
-                *asked(["check", "--json", "--", filled(case.text, known)], answer), case.wants
-            )
-            counts["check"][told.partition(":")[0]] += 1
-            print(f"{time.monotonic() - began:5.1f} s  {case.name:24} {told}", flush=True)
+        known = names(Path(root), load(HERE.with_name("cases.py")))
+        for case in cases:
+            words = ["check", "--json", "--", filled(case.text, known)]
+            yield "check", case, judge(*asked(words, answer), case)
         given = ["--programs", "1", "--context", "16000", "--json"]
-        for one in cases.SIZES:
+        for one in sizes:
             words = ["size", *given, *shlex.split(filled(one.words, known))]
-            told = size(*asked(words, answer), one.num_bytes)
-            counts["size"][told.partition(":")[0]] += 1
-            print(f"         size {one.name:19} {told}", flush=True)
-    for name, count in counts.items():
-        print(f"{name}: {dict(count)}")
+            yield "size", one, size(*asked(words, answer), one.num_bytes)
+
+
+def main() -> None:
+    """Run them all and count; fail if one is not as it is wanted."""
+    sys.path.insert(0, os.getcwd())
+    cases, pastes = (load(HERE.with_name(name)) for name in ("cases.py", "pastes.py"))
+    every = [*cases.CASES, *pastes.CASES], cases.SIZES
+    picked = [[one for one in some if not sys.argv[1:] or one.name in sys.argv] for some in every]
+    counts: Counter[tuple[str, str]] = Counter()
+    is_good, began = True, time.monotonic()
+    for about, case, told in results(*picked):
+        counts[about, told.partition(":")[0]] += 1
+        is_good &= told == wanted(case)
+        print(f"{time.monotonic() - began:5.1f} s  {about} {case.name:27} {told}", flush=True)
+        began = time.monotonic()
+    for about in ("check", "size"):
+        said = ", ".join(f"{counts[about, each]} {each}" for each in ("right", "wrong", "not seen"))
+        print(f"{about}: {said}")
+    sys.exit(not is_good)
 
 
 if __name__ == "__main__":

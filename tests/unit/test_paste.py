@@ -9,6 +9,7 @@ import pytest
 
 from continuum_connector.tools.checks import paste
 from continuum_connector.tools.checks.paste import NoServerError, Pasted
+from tests.corpus import pastes
 
 TWO = ["m", "-tp", "2"]
 MODEL = ["--model", "m", "-tp", "2"]
@@ -52,6 +53,20 @@ SHELL = [
 def test_a_shell_line_or_a_script(text: str) -> None:
     found = one(text)
     assert (found.words, found.unknown) == (TWO, [])
+
+
+@pytest.mark.parametrize("case", pastes.CASES, ids=lambda case: case.name)
+def test_the_corpus(case: pastes.Case) -> None:
+    """What vLLM makes of these is asked in tests/vllm/test_corpus.py."""
+    text = case.text.replace("{TINY}", "/m")
+    if case.wants == pastes.VERDICTS["none"]:
+        with pytest.raises(NoServerError):
+            paste.read(text)
+        return
+    found = one(text)
+    if case.wants == pastes.WELL:
+        assert not found.unknown
+        assert {"/m", "fp8"} <= {part for word in found.words for part in word.split("=")}
 
 
 OPTIONS = [

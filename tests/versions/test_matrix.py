@@ -98,6 +98,7 @@ SEAMS = {
 # What the others ask is decided above vLLM, so the installed one is asked alone.
 ALIKE = {
     "chat": "how long people wait for pins: a policy",
+    "corpus": "only the installed one says what it would make of a line; planned is of others",
     "decider": "what is learned of turns",
     "divergence": "which turns are for nobody: our own chains, and a policy",
     "equal_prompts": "what several samples of a prompt cost others: a policy",

@@ -21,6 +21,7 @@ LLAMA_8B: Config = {
     "vocab_size": 128256,
     "torch_dtype": "bfloat16",
 }
+TINY: Config = LLAMA_8B | {"num_hidden_layers": 2}
 QWEN3_NEXT: Config = {
     "architectures": ["Qwen3NextForCausalLM"],
     "model_type": "qwen3_next",

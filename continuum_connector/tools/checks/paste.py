@@ -28,7 +28,19 @@ _BARE = re.compile(
     r"-[ditPq]+|--(rm|detach|init|interactive|tty|privileged|read-only|publish-all|quiet"
     r"|no-healthcheck|oom-kill-disable|sig-proxy|disable-content-trust|help|replace|tls-verify)"
 )
+_SINGULARITY = ("apptainer", "singularity")
+_TELLS = {"echo", "printf", "grep", "pgrep", "pkill"}  # what they are given, they do not start
 _START = re.compile(r"(?m)^[ \t]*(ExecStart=[-@:+!|]*|command=|CMD[ \t]+|ENTRYPOINT[ \t]+)")
+_WHOLE = re.compile(r"(?ms)^ENTRYPOINT[ \t]+([^\n]*)\n(.*?)^CMD[ \t]+")
+_QUADLET = re.compile(r"(?ms)^Image=(\S+)(.*?)^Exec=")
+_MAKE = re.compile(r"(?m)^(\w+)[ \t]*[:?]=[ \t]*([^\"\n]*)$")
+# a list of words in a Dockerfile or in Python
+_WORDS = re.compile(
+    r"""(?s)((?:CMD|ENTRYPOINT)[ \t]+)?\[\s*(["'])"""
+    r"""(?(1)|(?=(?:[^\s"']*/)?(?:vllm|python[\d.]*|sh|bash|--?\w[\w.-]*)["'])).*?\2\s*,?\s*\]"""
+)
+_FENCED = re.compile(r"(?ms)^[ \t]*```[^\n]*\n(.*?)^[ \t]*```")
+_HERE = re.compile(r"(?ms)<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(.*?)^\s*\1\s*$")
 _SETS = re.compile(r"(?m)^[ \t]*(Environment=|ENV[ \t]+)")
 _OTHER_KEYS = re.compile(r"(?m)^[ \t]*[A-Z]\w*=.*$|^\[.*\]$")  # of a systemd unit
 _YAML = re.compile(r"(?m)^\s*(- )?(args|command|image|services|apiVersion|kind|entrypoint):")
@@ -60,9 +72,14 @@ def read(text: str) -> list[Pasted]:
     """Every server that the text starts. Raises NoServerError."""
     if _TEMPLATE.search(text):
         raise NoServerError(TEMPLATE)
-    is_yaml = _YAML.search(text) or _LIST.match(text) or _OPTIONS.match(text)
-    found = list(_of_yaml(text)) if is_yaml else []
-    return _some(found or _of_shell(_as_script(text), {}), text)
+    text = "\n".join(_FENCED.findall(text)) or text
+    here = _HERE.search(text)
+    data = here[2] if here and _YAML.search(here[2]) else text
+    is_json = data.lstrip().startswith('{"') and '"image"' in data
+    is_yaml = is_json or _YAML.search(data) or _LIST.match(data) or _OPTIONS.match(data)
+    found = list(_of_yaml(data)) if is_yaml else []
+    named = [each for each in found if each.words]  # not what others only extend
+    return _some(named or found or _of_shell(_as_script(text), {}), text)
 
 
 def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
@@ -74,16 +91,18 @@ def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
 
 
 def _as_script(text: str) -> str:
-    """A systemd unit or a Dockerfile as the shell commands that it means."""
-    is_unit = "[Service]" in text
-    text = _SETS.sub("export ", _START.sub("", text))
-    text = _OTHER_KEYS.sub("", text) if is_unit else text
-    return re.sub(r'(?m)^\[(".*")\]$', lambda match: match[1].replace('",', '" '), text)
+    """A unit, a Dockerfile, a Makefile, a list of words, as the shell commands that they mean."""
+    is_unit = "[Service]" in text or "[Container]" in text
+    text = _QUADLET.sub(r"\2docker run \1 ", _MAKE.sub(r'\1="\2"', text))
+    text = _WORDS.sub(lambda found: re.sub(r"""(["'])\s*,|[\[\]]""", r"\1 ", found[0]), text)
+    text = _SETS.sub("export ", _START.sub("", _WHOLE.sub(r"\2\1 ", text)))
+    return _OTHER_KEYS.sub("", text) if is_unit else text
 
 
 def of_words(words: Sequence[str]) -> list[Pasted]:
     """The same of words that a shell has split."""
-    return _some(_of_command(list(words), shell.Script()), " ".join(words))
+    found = list(_of_command(list(words), shell.Script())) or list(_bare(words, {}))
+    return _some(found, " ".join(words))
 
 
 def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:
@@ -91,8 +110,18 @@ def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:
         script = shell.read(text, environ)
     except ValueError as why:
         raise NoServerError(f"the command cannot be split into words ({why})") from None
-    for words in script.commands:
-        yield from _of_command(words, script)
+    found = [each for words in script.commands for each in _of_command(words, script)]
+    alone = [each for words in script.commands for each in _bare(words, script.known)]
+    for each in found:  # a comment or a space behind a backslash ends a command
+        each.unknown += [f"{one.words[0]} ..., on a line of its own" for one in alone]
+    yield from found or alone[:1]
+
+
+def _bare(words: Sequence[str], known: Mapping[str, str]) -> Iterator[Pasted]:
+    """The server of options alone, with assignments before them."""
+    rest = [word for word in words if not ASSIGNMENT.fullmatch(word)]
+    if rest and re.match("--?[a-z]", rest[0]):
+        yield Pasted(rest, {**known, **_assigned(words)})
 
 
 def _of_command(words: list[str], script: shell.Script) -> Iterator[Pasted]:
@@ -109,10 +138,12 @@ def _of_command(words: list[str], script: shell.Script) -> Iterator[Pasted]:
         rest = rest[rest.index("--") + 1 :]
         yield from _of_container(rest, bool(rest) and rest[0].startswith("-"), environ, script)
         return
-    if rest and rest[0].startswith("-"):
-        yield Pasted(rest, environ)
-        return
-    yield from _served(rest, environ, script)
+    if rest and basename(rest[0]) in _SINGULARITY and "run" in rest[:3]:
+        at = next((i for i, word in enumerate(rest) if re.search(r"\.sif$|://", word)), len(rest))
+        for image in rest[at : at + 1]:
+            yield from _of_image(image, rest[at + 1 :], False, (environ, {}), script)
+    elif not _TELLS & set(rest[:2]):
+        yield from _served(rest, environ, script)
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
@@ -133,7 +164,8 @@ def _served(words: list[str], environ: dict[str, str], script: shell.Script) -> 
         if (word == "serve" and before in ("vllm", _CLI)) or _SERVER.fullmatch(word):
             yield Pasted(words[index + 1 :], environ)
             return
-        if re.search(r"\s", word) and re.search(r"vllm\b.*\bserve\b|api_server\b", word, re.DOTALL):
+        is_text = re.search(r"[ \t\n]", word) and (before or shell.OPEN not in word)
+        if is_text and re.search(r"vllm\b.*\bserve\b|api_server\b", word, re.DOTALL):
             inner = list(_of_shell(word, script.known | environ))
             yield from inner
             if inner:
@@ -270,7 +302,7 @@ def _container(node: Mapping[str, Any], name: str) -> Iterator[Pasted]:
     is_pod = "args" in node or ("entrypoint" not in node and isinstance(node.get("env"), list))
     environ = _environment(node, unknown)
     script = shell.Script(known=dict(environ))
-    entry = node.get("command") if is_pod else node.get("entrypoint")
+    entry = node.get("command") if is_pod else node.get("entrypoint") or node.get("entryPoint")
     args = node.get("args") if is_pod else node.get("command")
     words = _words(entry, script, is_pod) + _words(args, script, is_pod)
     image = node.get("image")
@@ -286,11 +318,12 @@ def _container(node: Mapping[str, Any], name: str) -> Iterator[Pasted]:
 def _words(given: Any, script: shell.Script, is_pod: bool) -> list[str]:
     """A list is taken word by word, and what is known is filled in; a text as a shell would."""
     if isinstance(given, str):
+        given = given if is_pod else given.replace("$$", "$")
         commands = shell.read(given, script.known).commands
         return [word for words in commands for word in words]
     found = []
     for each in given if isinstance(given, list) else ():
-        word = str(each)
+        word = str(each) if is_pod else str(each).replace("$$", "$")
         is_script = re.search(r"\s", word)  # for `sh -c`, which reads the same variables itself
         has_variables = not is_script and ("$(" if is_pod else "${") in word
         found.append(shell.expanded(word, script.known) if has_variables else word)

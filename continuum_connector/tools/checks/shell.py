@@ -11,14 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 OPEN = "\0"  # begins a mark: what is written there, and its default, if it has one
+SPLIT = "\4"  # stands where a word of several ends, in what a variable or an array holds
 _MARK = re.compile("\0([^\1]*)\1(\3?)([^\2]*)\2")
 # $VAR, ${VAR}, ${VAR:-default}, $(VAR) of Kubernetes; of more than that only the name counts
 _VARIABLE = re.compile(
-    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?P<rest>[^}]*)\}|\((?P<k8s>[A-Z_][A-Z0-9_]*)\))"
+    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?P<rest>[^}]*)\}"
+    r"|\((?P<k8s>[A-Z_][A-Z0-9_]*)\))"
 )
 _OTHER = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$[@*#?]|\$\{[^}]*\}")
 _END = ("\n", ";", "&", "|", "(", ")")
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_CONTINUED = ("\\\n", "^\n", "`\n")  # the last two in cmd.exe and in PowerShell
 
 
 @dataclass
@@ -40,7 +43,8 @@ def read(text: str, environ: Mapping[str, str] | None = None) -> Script:
         for word in words[1:] if words[0] in ("export", "declare", "env", "set") else words:
             if not (match := ASSIGNMENT.fullmatch(word)):
                 break
-            script.known[match[1]] = match[2]
+            adds = word[len(match[1])] == "+"
+            script.known[match[1]] = adds * script.known.get(match[1], "") + match[2]
     return script
 
 
@@ -52,14 +56,18 @@ def _split(text: str, script: Script) -> Iterator[list[str]]:
     at, end = 0, len(text)
     while at <= end:
         char = text[at] if at < end else "\n"
-        if char == "\\" and text[at + 1 : at + 2] == "\n":
+        if text[at : at + 2] in _CONTINUED:
             at += 2
+            continue
+        if char == "(" and word is not None and word[-1:] == "=" and ASSIGNMENT.match(word):
+            piece, at = _array(text, at + 1, script)
+            word += SPLIT + piece
             continue
         if char in " \t\r\n;&|()<>":
             if char in "<>" and word is not None and word.isdecimal():
                 word = None  # 2>file
             if word is not None and not skips:
-                words.append(word)
+                words += _fields(word)
             skips = skips and word is None
             word = None
             if char in "<>":
@@ -78,9 +86,32 @@ def _split(text: str, script: Script) -> Iterator[list[str]]:
             at = text.find("\n", at) if "\n" in text[at:] else end
             continue
         piece, at = _piece(text, at, script)
-        word = (word or "") + piece
+        word = "" if word is None else word
+        word += piece  # alone on its line, it copies nothing
     if words:
         yield words
+
+
+def _fields(word: str) -> list[str]:
+    """The words that a word becomes: what is assigned stays one, but for an array."""
+    if SPLIT not in word or f"={SPLIT}" in word:
+        return [word]
+    if ASSIGNMENT.match(word):
+        return [word.replace(SPLIT, " ")]
+    return [each for each in word.split(SPLIT) if each]
+
+
+def _array(text: str, at: int, script: Script) -> tuple[str, int]:
+    """The words of `NAME=(...)`, and where it ends."""
+    end = re.compile(r"#[^\n]*|\s+")
+    found = ""
+    while text[at : at + 1] not in (")", ""):
+        if match := end.match(text, at):
+            piece, at = SPLIT, match.end()
+        else:
+            piece, at = _piece(text, at, script)
+        found += piece
+    return found, at + 1
 
 
 def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
@@ -94,7 +125,8 @@ def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
     if char == '"':
         return _quoted(text, at, script)
     if char in "$`":
-        return _expanded(text, at, script)
+        piece, at = _expanded(text, at, script)
+        return piece if OPEN in piece else re.sub(r"\s+|^$", SPLIT, piece), at
     return char, at + 1
 
 
