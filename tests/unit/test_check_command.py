@@ -50,13 +50,16 @@ def model(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
+FLAG = ["--kv-transfer-config", '{"kv_connector":"ContinuumConnector"}']
+
+
 def run(*words: str) -> Result:
     return CliRunner().invoke(app, ["check", *words])
 
 
 @pytest.mark.usefixtures("here")
 def test_a_pipe_gets_one_line_each() -> None:
-    result = run("--no-enable-prefix-caching")
+    result = run("--", "vllm", "serve", "--no-enable-prefix-caching", *FLAG)
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[0] == "ok       vLLM            0.32.0, within what is tested, 0.26.0 to 0.33.0"
@@ -69,7 +72,7 @@ def test_a_pipe_gets_one_line_each() -> None:
 
 @pytest.mark.usefixtures("here")
 def test_warnings_are_no_failure(model: str) -> None:
-    result = run("--scheduler-cls", "my.Own", "--model", model)
+    result = run("--", "vllm", "serve", model, "--scheduler-cls", "my.Own", *FLAG)
     assert result.exit_code == 0
     assert "could work better (3 warnings)" in result.stdout
 
@@ -122,12 +125,12 @@ def test_a_verdict_outlives_a_reader_that_has_gone(monkeypatch: pytest.MonkeyPat
         raise BrokenPipeError
 
     monkeypatch.setattr(command, "show", gone)
-    assert run("--no-enable-prefix-caching").exit_code == 1
+    assert run("--", "--no-enable-prefix-caching").exit_code == 1
 
 
 @pytest.mark.usefixtures("here")
 def test_json() -> None:
-    result = run("--json", "--tensor-parallel-size", "2")
+    result = run("--json", "--", "--tensor-parallel-size", "2")
     found = json.loads(result.stdout)
     assert (result.exit_code, found["verdict"]) == (1, "error")
     assert found["lines"][0] == {
@@ -174,7 +177,7 @@ def test_options_behind_a_pasted_command_are_its_own(model: str) -> None:
 @pytest.mark.usefixtures("here")
 def test_a_role_that_vllm_does_not_know_is_an_error(model: str) -> None:
     transfer = '{"kv_connector":"ContinuumConnector","kv_role":"kv_bth"}'
-    result = run("--model", model, "--kv-transfer-config", transfer)
+    result = run("--", "--model", model, "--kv-transfer-config", transfer)
     assert result.exit_code == 1
     assert "kv_role = 'kv_bth' stops the server" in result.stdout
 
@@ -216,9 +219,7 @@ def test_a_pasted_command_without_the_flag_serves_as_stock(model: str) -> None:
     said = "as it stands it serves as stock"
     assert said in run("--", "vllm", "serve", model).stdout
     assert said not in run("--model", model).stdout
-    flag = ["--kv-transfer-config", '{"kv_connector":"ContinuumConnector"}']
-    assert said not in run("--", "vllm", "serve", model, *flag).stdout
-    assert said not in run(*flag, "--", "vllm", "serve", model).stdout
+    assert said not in run("--", "vllm", "serve", model, *FLAG).stdout
 
 
 def test_options_beside_a_pasted_command_win() -> None:

@@ -183,12 +183,11 @@ ONE = ["--programs", "1", "--context", "1024", "--json"]
 
 def test_vllm_says_what_a_context_takes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = answered(monkeypatch, tmp_path, **fake.VLLM, kv={**fake.KV, "num_ranks": 2})
-    told = json.loads(run(*ONE, "--model", "m", "--gpus", "2").stdout)
+    told = json.loads(run(*ONE, "--", "vllm", "serve", "m", "-tp", "2").stdout)
     assert told["context_bytes"] == 1024 * 32 * 4096
     assert told["rests_on"] == ("vLLM 0.32.0, its own layers on sm_90: 32 layers of full attention")
     assert told["num_gpus"] == 2
-    words = ["--model", "m", "--tensor-parallel-size", "2"]
-    assert asked == [(KV, *words)]
+    assert asked == [(KV, "m", "-tp", "2")]
 
 
 def test_a_pasted_command_is_asked_about(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -259,6 +258,7 @@ def test_without_vllm_config_json_says_what_it_proves(
         (["--bytes-per-token", "1KiB"], "how many agents?"),
         (["--programs", "1"], "give --model, a command or --bytes-per-token"),
         (["--programs", "1", "--model", "m", "--bytes-per-token", "1"], "one of them"),
+        (["--programs", "1", "--gpus", "2", "--", "vllm", "serve", "m"], "has its own number"),
         (["--programs", "1", "--bytes-per-token", "big"], "'big' is not a size"),
         (["--programs", "1", "--bytes-per-token", "0"], "holds nothing"),
         (["--programs", "1", "--model", "/nowhere"], "give --bytes-per-token instead"),

@@ -40,18 +40,9 @@ def check(
         list[str] | None,
         typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
     ] = None,
-    model: Annotated[str, typer.Option(help="A folder, or a downloaded model.")] = "",
-    kv_transfer_config: Annotated[
-        str, typer.Option(help="The JSON for vLLM. Empty: ours with defaults.")
+    model: Annotated[
+        str, typer.Option(help="A folder, or a downloaded model; counts more than the pasted one.")
     ] = "",
-    prefix_caching: Annotated[
-        bool,
-        typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="As you serve."),
-    ] = True,
-    scheduler_cls: Annotated[str, typer.Option(help="Your own scheduler.")] = "",
-    tensor_parallel_size: Annotated[
-        int, typer.Option(min=1, max=10**5, help="GPUs of the model.")
-    ] = 1,
     accept: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,27 +54,19 @@ def check(
     """Say whether ContinuumConnector works here, and what to change.
 
     Looks at vLLM, the flags, the model's KV cache, GPU, links, memory and disk. Changes nothing
-    and downloads nothing. Paste what you serve with, name the file that has it (- is standard
-    input), or give the options that matter:
+    and downloads nothing. Paste what you serve with, or name the file that has it (- is standard
+    input):
 
     \b
       continuum check -- vllm serve MODEL --kv-transfer-config '...'
       continuum check -- docker run --gpus all vllm/vllm-openai --model MODEL
       continuum check compose.yaml
-      continuum check --model MODEL --tensor-parallel-size 2
+      continuum check -- --model MODEL --tensor-parallel-size 2
 
     Status: 0 ok or warnings only; 1 an error; 2 wrong usage; 3 no error, but a line that is not
     seen: unknown is not ok, unless --accept names the line.
     """
-    options = {
-        "--model": model,
-        "--kv-transfer-config": kv_transfer_config,
-        "--scheduler-cls": scheduler_cls,
-        "--tensor-parallel-size": str(tensor_parallel_size) if tensor_parallel_size > 1 else "",
-    }
-    given = [word for name, value in options.items() if value for word in (name, value)]
-    given += [] if prefix_caching else ["--no-enable-prefix-caching"]
-    lines = _accepted(_look(list(command or ()), given), accept or ())
+    lines = _accepted(_look(list(command or ()), model), accept or ())
     with contextlib.suppress(BrokenPipeError):  # `| head`: the status still says what was found
         if as_json:
             print(json.dumps(as_object(lines), indent=1))
@@ -102,10 +85,10 @@ def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
     ]
 
 
-def _look(command: list[str], given: list[str]) -> list[Line]:
-    """All lines for the pasted command. `given`: our own options, which win over it."""
+def _look(command: list[str], model: str) -> list[Line]:
+    """All lines for the pasted command. `model`: counts more than the command's, if it is given."""
     try:
-        plan, environ = planned(command, given)
+        plan, environ = planned(command, model)
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
     with looking():

@@ -15,8 +15,10 @@ from continuum_connector.tools.checks.plan import DEFAULT_TRANSFER, Plan, read_p
 from continuum_connector.tools.cli.terminal import terminal
 
 
-def planned(command: Sequence[str], given: Sequence[str]) -> tuple[Plan, dict[str, str]]:
-    """The plan and the environment of the first server that is pasted. Raises UsageError."""
+def planned(command: Sequence[str], model: str) -> tuple[Plan, dict[str, str]]:
+    """The plan and the environment of the first server that is pasted, or of one of `model`, which
+    counts more than what is pasted. Raises UsageError."""
+    given = ["--model", model] if model else []
     if not command:
         plan = read_plan(given, os.environ)
         return replace(plan, words=tuple(given)), dict(os.environ)
@@ -26,7 +28,7 @@ def planned(command: Sequence[str], given: Sequence[str]) -> tuple[Plan, dict[st
         return replace(read_plan(given, os.environ), why_no_server=str(why)), dict(os.environ)
     environ = {**os.environ, **server.environ}
     words = server.words
-    if "--model" in given and words and not words[0].startswith("-"):
+    if given and words and not words[0].startswith("-"):
         words = words[1:]  # to vLLM, a model without --model counts more
     plan = read_plan(["serve", *words, *given], environ)
     is_stock = plan.transfer is DEFAULT_TRANSFER and not plan.options_file

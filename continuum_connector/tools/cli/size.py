@@ -58,7 +58,7 @@ TurnS = Annotated[float, typer.Option(min=0.01, max=1e9, help="Mean seconds that
 NewTokens = Annotated[int, typer.Option(min=1, max=10**9, help="Mean tokens that a turn adds.")]
 Vram = Annotated[str, typer.Option(help="KV space of one GPU; vLLM logs it at its start.")]
 Gpus = Annotated[
-    int, typer.Option(min=0, max=10**5, help="GPUs that share a model. 0: as the command says.")
+    int, typer.Option(min=1, max=10**5, help="GPUs that share a model, with --bytes-per-token.")
 ]
 Pcie = Annotated[float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")]
 Dram = Annotated[str, typer.Option(help="DRAM for the tier; the rest goes to a disk.")]
@@ -81,7 +81,7 @@ def size(
     turn: TurnS = 5.0,
     new_tokens: NewTokens = 3_276,
     vram: Vram = "55GiB",
-    gpus: Gpus = 0,
+    gpus: Gpus = 1,
     pcie: Pcie = 50.0,
     dram: Dram = "",
     drive: DriveRate = 3.0,
@@ -96,7 +96,7 @@ def size(
 
     \b
       continuum size --bytes-per-token 128KiB --programs 40
-      continuum size --model MODEL --gpus 2 --rate 0.5 --turns 20 --gap 1
+      continuum size --model MODEL --rate 0.5 --turns 20 --gap 1
       continuum size --programs 40 -- vllm serve MODEL --tensor-parallel-size 2
 
     What you serve with says most: parallelism, the type of the KV cache, drafts.
@@ -116,10 +116,11 @@ def size(
     has, token = _bytes("--dram", dram), _bytes("--bytes-per-token", bytes_per_token)
     if bool(model or command) is bool(token):
         raise CommandError("give --model, a command or --bytes-per-token, one of them")
-    kept = Kept(token.__mul__, token.__mul__, gpus or 1, "")
+    if gpus > 1 and not token:
+        raise CommandError("--gpus goes with --bytes-per-token; a command has its own number")
+    kept = Kept(token.__mul__, token.__mul__, gpus, "")
     if not token:
-        options = {"--model": model, "--tensor-parallel-size": str(gpus or "")}
-        kept = of_server(command or [], options, bool(has))
+        kept = of_server(command or [], model, bool(has))
     sizes = kept.context(load.context), kept.new(load.new_tokens)
     place = Place(*sizes, _bytes("--vram", vram), kept.num_gpus, pcie * 1e9)
     found = need(load, place)
@@ -174,11 +175,10 @@ class Kept(NamedTuple):
     rests_on: str
 
 
-def of_server(command: list[str], options: Mapping[str, str], has_disk: bool) -> Kept:
+def of_server(command: list[str], model: str, has_disk: bool) -> Kept:
     """What vLLM says of this server's KV; without a vLLM here, what config.json proves."""
-    given = [word for name, value in options.items() if value for word in (name, value)]
     try:
-        plan, environ = planned(command, given)
+        plan, environ = planned(command, model)
     except UsageError as error:
         raise CommandError(str(error)) from None
     if plan.why_no_server:
