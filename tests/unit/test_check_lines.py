@@ -719,6 +719,7 @@ def test_file_cache_counts_as_free_on_a_node(tmp_path: Path) -> None:
         (69, {}, WARNING, "64.0 GiB are wanted: the tier stops growing there"),
         (69, {"dram_shortage": "off"}, ERROR, "dram_shortage = off"),
         (6, {}, ERROR, "no DRAM tier"),
+        (255, {"dram_bytes": "257GiB"}, ERROR, "the machine has 256.0 GiB in all, 257.0 GiB are"),
     ],
 )
 def test_room(

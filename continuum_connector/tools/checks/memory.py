@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from continuum_connector import dram
 from continuum_connector.config import FIRST_BYTES
-from continuum_connector.memory import Headroom, find_room
+from continuum_connector.memory import Headroom, find_room, read_keys
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
 from continuum_connector.tools.checks.machine import Facts, Machine
 from continuum_connector.tools.checks.plan import Plan
@@ -27,7 +27,7 @@ def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
     elif plan.config.dram_bytes is None:
         yield _by_default(machine, room, on_cpu=not locks)
     else:
-        yield _room(plan, plan.config.dram_bytes, room, locks)
+        yield _room(machine, plan, plan.config.dram_bytes, room, locks)
     if plan.config.dram_bytes != 0 and locks:
         yield _lock(machine, plan)
         yield _huge_pages(machine, plan)
@@ -51,7 +51,7 @@ def _by_default(machine: Machine, room: Headroom, on_cpu: bool) -> Line:
     return ok("DRAM", f"{text} ({dram.SETS})")
 
 
-def _room(plan: Plan, dram_bytes: int, room: Headroom, locks: bool) -> Line:
+def _room(machine: Machine, plan: Plan, dram_bytes: int, room: Headroom, locks: bool) -> Line:
     wanted = dram_bytes * plan.num_servers
     first = FIRST_BYTES * plan.num_gpus
     has = f"{room.owner} has {size(room.available)} available and keeps {size(room.reserve)}"
@@ -66,6 +66,10 @@ def _room(plan: Plan, dram_bytes: int, room: Headroom, locks: bool) -> Line:
         text = f"{text}: the CPU build's tier grows by use, and the kernel kills the server there"
         cure = f"lower dram_bytes to {size(room.usable // plan.num_servers)}, or leave it out"
         return error("DRAM", text, cure)
+    total = read_keys(machine.root / "proc/meminfo").get("MemTotal", 0) * 1024
+    if total and wanted > total:
+        text = f"the machine has {size(total)} in all, {asked} are wanted"
+        return error("DRAM", text, f"lower dram_bytes to {size(room.usable // plan.num_servers)}")
     if room.usable < min(first, wanted):
         return error("DRAM", f"{text}: no DRAM tier", "lower dram_bytes, or free memory")
     if plan.config.dram_shortage == "off":

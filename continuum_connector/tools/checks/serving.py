@@ -107,7 +107,7 @@ def _config_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         yield _role(plan) or _ours(plan)
         if plan.is_stock:
             text = (
-                "the command has none, so as it stands it serves as stock; it was looked at as if"
+                "the command has none, so as it stands it serves as stock; all here is as if it had"
             )
             yield warning("connector", text, f"serve with {FLAG}")
 
