@@ -13,7 +13,7 @@ from continuum_connector.tools.checks import tools
 from continuum_connector.tools.checks.families import FAMILIES, family_of
 from continuum_connector.tools.checks.line import Line, Verdict
 from continuum_connector.tools.checks.machine import VllmSeen
-from continuum_connector.tools.checks.plan import after_serve, read_plan
+from continuum_connector.tools.checks.plan import read_plan
 
 SETUP = Path(__file__).resolve().parents[2] / "docs" / "agents-setup.md"
 VLLM = VllmSeen(version="0.32.0", tool_parsers=("hermes", "mistral", "qwen3_json", "qwen3_xml"))
@@ -23,8 +23,7 @@ WARNING, ERROR, OK = Verdict.WARNING, Verdict.ERROR, Verdict.OK
 
 
 def lines(*words: str, vllm: VllmSeen = VLLM, **extra: Any) -> list[Line]:
-    command = ("vllm", "serve", *words)
-    plan = replace(read_plan(command, {}), words=tuple(after_serve(command)), **extra)
+    plan = replace(read_plan(words, {}), words=words, **extra)
     return list(tools.lines(plan, vllm))
 
 

@@ -20,7 +20,7 @@ from continuum_connector.vllm import served
 from continuum_connector.vllm.proven import Server, why_no_disk, why_no_tier
 from tests.vllm import model_configs as configs
 from tests.vllm.asked import answers
-from tests.vllm.families import FAMILIES
+from tests.vllm.families import FAMILIES, Family, full
 from tests.vllm.test_check import HAS_PLANNED
 from tests.vllm.test_families import cache_of
 
@@ -205,12 +205,40 @@ def test_the_layers_of_a_real_model_are_those_of_the_table_and_the_server_says_t
     assert 0 <= kv["block_bytes"] - family.block_bytes <= 1024
     assert {size for _, size, _ in kv["groups"]} == {family.block_size}
     assert kv["aside"] == build.reason_to_step_aside(config, cache)
-    # The harness has no executor; everything else must be what decides in a real scheduler.
-    here, there = served.server(config, cache)._asdict(), kv["server"]
-    same = ("fails_by_request", "kv_cache_dtype", "has_drafts", "has_lora", "leaves_right_states")
-    assert {name: there[name] for name in same} == {name: here[name] for name in same}
-    seen = Server(**{**there, "kinds": tuple(there["kinds"])})
-    assert (kv["no_tier"], kv["no_disk"]) == (why_no_tier(seen), why_no_disk(seen))
+    _decides_the_same(kv, served.server(config, cache))
+
+
+def _decides_the_same(kv: dict[str, Any], here: Server) -> None:
+    """Whether the server that was asked about is the one that decides in a real scheduler."""
+    there = Server(**{**kv["server"], "kinds": tuple(kv["server"]["kinds"])})
+    by_kind = [one._replace(kinds=tuple(sorted(one.kinds))) for one in (there, here)]
+    assert by_kind[0] == by_kind[1]
+    assert (kv["no_tier"], kv["no_disk"]) == (why_no_tier(here), why_no_disk(here))
+
+
+STATES = {"has_states": True, "cache": {"mamba_cache_mode": "align"}}
+FLAGS: dict[str, dict[str, Any]] = {  # by the names of CASES, as a config is made for a scheduler
+    "plain": {},
+    "two ranks": {"world_size": 2},
+    "stages": {"world_size": 2, "num_stages": 2},
+    "fp8": {"cache": {"cache_dtype": "fp8"}},
+    "no caching": {"enable_prefix_caching": False},
+    "MTP beside states": STATES | {"num_drafts": 2},
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_an_option_decides_the_same_in_a_real_scheduler(
+    told: dict[str, dict[str, Any]], name: str
+) -> None:
+    kv, given = told[name]["kv"], FLAGS[name]
+    family = next(one for one in FAMILIES if one.name == "Qwen3-Next")
+    if "has_states" not in given:
+        family = Family("Llama", lambda: {"model.layers.0.attn": full(16, 8, 128)}, [1], 16, 0)
+    config = versions.vllm_config(block_size=family.block_size, **given)
+    cache = cache_of(config, family, 100)
+    assert kv["aside"] == build.reason_to_step_aside(config, cache)
+    _decides_the_same(kv, served.server(config, cache))
 
 
 def test_nothing_is_left_of_it(tmp_path: Path) -> None:

@@ -278,8 +278,7 @@ def _switch_endpoint(machine: Machine) -> Line:
     try:
         path, _ = switch_endpoint.read_settings(machine.environ)
     except ConfigError as why:
-        text, _, cure = str(why).partition("; ")
-        return error("switch endpoint", text, cure)
+        return error("switch endpoint", *str(why).split("; ", 1))
     text = f"{switch_endpoint.PATH} reads and writes {path}, for who has the key"
     return ok("switch endpoint", text)
 
@@ -288,6 +287,5 @@ def _endpoint(machine: Machine, module: ModuleType, name: str, does: str) -> Lin
     try:
         read_key(machine.environ, module.PATH, module.MIDDLEWARE)
     except ConfigError as why:
-        text, _, cure = str(why).partition("; ")
-        return error(f"{name} endpoint", text, cure)
+        return error(f"{name} endpoint", *str(why).split("; ", 1))
     return ok(f"{name} endpoint", f"{module.PATH} {does}, for who has the key")

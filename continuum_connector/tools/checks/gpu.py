@@ -217,7 +217,8 @@ def _node(machine: Machine, node: int, gpus: str, wanted: int) -> Line:
         text = f"this process may not use the memory of {near}: every copy crosses the sockets"
         return warning("NUMA", text, "a cpuset or numactl that includes it")
     cpus = numbers_of(machine.text(f"{NODES}/node{node}/cpulist") or "")
-    if cpus and not cpus & numbers_of(allowed.get("Cpus_allowed_list", "") or _join(cpus)):
+    own = numbers_of(allowed.get("Cpus_allowed_list", ""))
+    if cpus and own and not cpus & own:
         text = f"this process may not run on the cores of {near}: whoever copies is far from it"
         return warning("NUMA", text, "a cpuset or numactl that includes it")
     free = free_bytes(machine, node)
@@ -236,7 +237,3 @@ def free_bytes(machine: Machine, node: int) -> int:
         found[key.strip()] = int((rest.split() or ["0"])[0])
     kept = ("MemFree", "Inactive(file)", "Active(file)")
     return 1024 * sum(found.get(key, 0) for key in kept)
-
-
-def _join(cpus: set[int]) -> str:
-    return ",".join(map(str, cpus))

@@ -122,9 +122,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Read `[vllm] [serve] [MODEL] [options]`, or the options alone, as far as that can be done
-    without vLLM. Raises UsageError."""
-    flags, dotted = normal(after_serve(words))
+    """Read `[MODEL] [options]` as far as that can be done without vLLM. Raises UsageError."""
+    flags, dotted = normal(words)
     known, rest = _parser().parse_known_args(flags)
     given = vars(known)
     given["model"] = known.model_tag or _first_word(rest) or known.model
@@ -233,17 +232,6 @@ def _number(word: str, least: int = 0) -> int:
     if not word.isdecimal() or len(word) > 6 or int(word) < least:
         raise argparse.ArgumentTypeError(f"{word!r} is no number of ranks; write {least} or more")
     return int(word)
-
-
-def after_serve(words: Sequence[str]) -> list[str]:
-    """The words after `vllm serve` or a module of vLLM; all words if there is neither."""
-    for index, word in enumerate(words):
-        if word == "serve" or (word.startswith("vllm.entrypoints") and word != _CLI):
-            return list(words[index + 1 :])
-    return list(words)
-
-
-_CLI = "vllm.entrypoints.cli.main"  # `serve` follows it
 
 
 def normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:

@@ -120,8 +120,10 @@ def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
     if char == "\\":
         return text[at + 1 : at + 2], at + 2
     if char == "'":
-        end = _closing(text, at, "'")
-        return text[at + 1 : end], end + 1
+        found, end, _ = text[at + 1 :].partition("'")
+        if not end:
+            raise ValueError("a quotation is not closed")
+        return found, at + len(found) + 2
     if char == '"':
         return _quoted(text, at, script)
     if char in "$`":
@@ -144,13 +146,6 @@ def _quoted(text: str, at: int, script: Script) -> tuple[str, int]:
         else:
             found, at = found + text[at], at + 1
     return found, at + 1
-
-
-def _closing(text: str, at: int, quote: str) -> int:
-    end = text.find(quote, at + 1)
-    if end < 0:
-        raise ValueError("a quotation is not closed")
-    return end
 
 
 def _expanded(text: str, at: int, script: Script) -> tuple[str, int]:

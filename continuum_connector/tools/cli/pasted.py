@@ -30,7 +30,7 @@ def planned(command: Sequence[str], model: str) -> tuple[Plan, dict[str, str]]:
     words = server.words
     if given and words and not words[0].startswith("-"):
         words = words[1:]  # to vLLM, a model without --model counts more
-    plan = read_plan(["serve", *words, *given], environ)
+    plan = read_plan([*words, *given], environ)
     is_stock = plan.transfer is DEFAULT_TRANSFER and not plan.options_file
     plan = replace(plan, words=(*words, *given), is_stock=is_stock, is_inside=server.is_inside)
     names = tuple(each.name or "another" for each in others)
