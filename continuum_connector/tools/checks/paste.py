@@ -210,16 +210,13 @@ def _of_image(
     unknown: Sequence[str] = (),
 ) -> Iterator[Pasted]:
     """A container's server: what its words start, or the image's own if these are options."""
-    is_vllm = not has_entry and (bool(_IMAGE.search(image)) or _begins(words))
+    # Options alone: some image's own entry point takes them.
+    takes_them = bool(words) and (words[0].startswith("--") or words[0] == "serve")
+    is_vllm = not has_entry and (bool(_IMAGE.search(image)) or takes_them)
     for each in _of_container(words, is_vllm, around[0], script):
         mounts = around[1]
         each.unknown = [*unknown, *each.unknown]
         yield replace(each, is_inside=True, mounts=mounts)
-
-
-def _begins(words: Sequence[str]) -> bool:
-    """Whether these are options of a server: some image's own entry point takes them."""
-    return bool(words) and (words[0].startswith("--") or words[0] == "serve")
 
 
 def _of_container(
@@ -343,12 +340,10 @@ def _environment(node: Mapping[str, Any], unknown: list[str]) -> dict[str, str]:
             key, _, value = each.partition("=")
             found[key] = value
         elif isinstance(each, dict) and "value" in each:
-            found[str(each.get("name"))] = _plain(each["value"])
+            value = each["value"]
+            said = str(value).lower() if isinstance(value, bool) else str(value)
+            found[str(each.get("name"))] = "" if value is None else said
     return {key: shell.expanded(value, {}) for key, value in found.items()}
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
 
 def _settled(pasted: Pasted) -> Pasted:
