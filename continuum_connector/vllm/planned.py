@@ -173,11 +173,14 @@ def _groups(config: Any, specs: Sequence[Any], layouts: Sequence[Any]) -> tuple[
         from vllm.v1.kv_cache_spec_registry import register_all_kvcache_specs
 
         register_all_kvcache_specs(config)
+    about_all = config, list(specs), [GPU_BYTES] * len(specs)
     try:
-        from vllm.v1.core.kv_cache_planning import get_kv_cache_configs  # vLLM >= 0.33
+        from vllm.v1.core import kv_cache_planning as planning  # vLLM >= 0.33
     except ImportError:
-        get_kv_cache_configs = utils.get_kv_cache_configs
-    at_workers = get_kv_cache_configs(config, list(specs), [GPU_BYTES] * len(specs))
+        at_workers = utils.get_kv_cache_configs(*about_all)
+    else:
+        groups = planning.get_global_kv_cache_groups(config, list(specs))
+        at_workers = planning.get_kv_cache_configs(*about_all, groups)
     found = utils.generate_scheduler_kv_cache_config(at_workers)
     if groups := found.kv_cache_groups:
         cached = [
