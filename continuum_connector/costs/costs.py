@@ -92,16 +92,22 @@ class Seen:
         self._models.price.footprint(num_blocks)
 
     def expect(
-        self, *, block_bytes: int = 0, prefill: tuple[float, float, float] | None = None
+        self,
+        *,
+        block_bytes: int = 0,
+        prefill: tuple[float, float, float] | None = None,
+        footprint: int = 0,
     ) -> None:
         """What costs are until some were measured: copies by the bytes of a block, a prefill as
         costs/prior.py says it. Without, DRAM would look as near as VRAM and no turn worth keeping.
-        What is left out stays as it is."""
+        `footprint`: blocks of an average turn. What is left out stays as it is."""
         if block_bytes:
             self._models.store.guess(GUESSED_LATENCY_S, block_bytes / GUESSED_BUS)
             self._models.read.guess(GUESSED_LATENCY_S, block_bytes / GUESSED_DISK)
         if prefill is not None:
             self._models.prefill.expect(prefill)
+        if footprint:
+            self._models.price.expect(footprint)
 
 
 class Costs:

@@ -152,7 +152,7 @@ class Decider:
         )
         choice = self.choose(finished, snapshot)
         if end is not TurnEnd.ABORTED:
-            self._finished(turn, asked, snapshot.now)
+            self._finished(turn, asked, num_blocks, snapshot.now)
         return finished, choice
 
     def choose(self, finished: FinishedTurn, snapshot: Snapshot) -> Choice:
@@ -199,10 +199,13 @@ class Decider:
         gaps = yield from self.gaps.to_state()
         return {"gaps": gaps, "costs": self.costs.state()}
 
-    def _finished(self, turn: Turn, asked: Asked, now: float) -> None:
+    def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
+        program = turn.program
+        is_habit = turn.diverged is not None and turn.diverged.is_habit  # of which nothing is kept
+        if turn.is_admitted and not is_habit:  # else it may never have held a block
+            self._seen.footprint(num_blocks)
         if turn.is_stray:
             return
-        program = turn.program
         is_last = asked.ending is Ending.LAST  # of its own chain: others may still be continued
         if turn.identity.hints.final or (is_last and self.away.forecast_of(program.key) is None):
             self._over(program, program.num_turns, now)

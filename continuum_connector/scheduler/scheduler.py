@@ -294,9 +294,8 @@ class SchedulerSide:
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn, request, blocks, now)
-        if turn.is_admitted and end is not TurnEnd.ABORTED:  # else it may never have held a block
-            # First, or a server's first turn is worth as many average turns as it has blocks.
-            self._seen.footprint(len(blocks))
+        # Or a server's first turn is worth as many average turns as it has blocks.
+        self._seen.expect(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:
             blocks = NO_BLOCKS
         choice = self._decisions.keep(turn, request, blocks, end, now)
