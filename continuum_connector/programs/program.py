@@ -135,6 +135,11 @@ class Program:
         """No turn follows; one under way says so itself when it ends."""
         self.final = self.final or not self.num_active
 
+    def left_at(self, last_used: float) -> float | None:
+        """When the turn ended that left what was used last then: a copy that follows the turn, as
+        when its pin expires, is no use of its own."""
+        return max((at for at in self.left if at <= last_used), default=None)
+
     def leave(self, kept: Kept, since: float | None, now: float) -> None:
         """A turn that continued what was left at `since` leaves `kept`."""
         if since is not None:

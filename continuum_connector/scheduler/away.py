@@ -107,13 +107,6 @@ class Away:
         gap = absence.gaps.get(next(reversed(absence.gaps)) if since is None else since)
         return None if gap is None else self._gaps.forecast(gap.asked)
 
-    def left_at(self, program: str, last_used: float) -> float | None:
-        """When the turn ended that left what was used last then, if nobody has continued it: a copy
-        that follows the turn, as when its pin expires, is no use of its own."""
-        absence = self._absences.get(program)
-        gaps = absence.gaps if absence is not None else {}
-        return max((since for since in gaps if since <= last_used), default=None)
-
     def forget_gaps(self) -> None:
         """Drop all gaps without learning from them, because we will not see the programs return."""
         for program in list(self._absences):

@@ -245,7 +245,7 @@ class DramWorth:
             if program is None:
                 # Forgotten: only its blocks show that it was there. Its client may still come back.
                 return worth(Resident(key, last_used, last_used, finished=last_used), now)
-            since = self._away.left_at(key, last_used)
+            since = program.left_at(last_used)
             gap = None if since is None else self._away.forecast_of(key, since)
             last_used = last_used if since is None else since
             is_in_use = gap is None and program.num_active > 0  # as far as anybody can tell

@@ -160,8 +160,8 @@ class SchedulerSide:
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)
         self.turns.begin(request.request_id, turn)
+        gap_s = self.decider.arrived(turn, now)  # before it is read for: it is not away any more
         self.read_ahead.expect(turn, request, now)
-        gap_s = self.decider.arrived(turn, now)
         pin = None if turn.is_stray else self.retention.expect(request, program)
         self.records.arrived(request, turn, pin is not None, gap_s, now)
         return turn

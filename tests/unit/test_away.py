@@ -96,19 +96,6 @@ def test_a_side_request_closes_no_gap_but_its_own() -> None:
     assert len(table.gaps) == 0
 
 
-def test_what_was_used_after_a_turn_is_what_that_turn_left() -> None:
-    table = Table()
-    table.finished("p", 10.0)
-    table.finished("p", 20.0)
-    assert [table.away.left_at("p", at) for at in (5.0, 10.0, 15.0, 30.0)] == [
-        None,
-        10.0,
-        10.0,
-        20.0,
-    ]
-    assert table.away.left_at("q", 30.0) is None
-
-
 def test_of_a_program_that_leaves_ever_more_the_oldest_gap_is_dropped() -> None:
     table = Table()
     for number in range(MAX_LEFT + 6):

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import NO_FORECAST, Resident
+from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.program import IdentitySource, Program
 from continuum_connector.scheduler.decider import DramWorth
 from continuum_connector.scheduler.turns import Turns
 
@@ -27,17 +29,20 @@ class World:
     def __init__(self) -> None:
         self.seen: list[Resident] = []
         self.num_levels = 0  # how often the queue's length was asked for
-        self.programs = {
+        self.programs: dict[str, Any] = {
             name: SimpleNamespace(
-                key=name, arrival=at, last_seen=50.0, last_finish=50.0, num_active=0
+                key=name,
+                arrival=at,
+                last_seen=50.0,
+                last_finish=50.0,
+                num_active=0,
+                left_at=lambda last_used, name=name: min(last_used, 50.0) if name == "a" else None,
             )
             for at, name in enumerate("abcd")
         }
+        self.away = SimpleNamespace(forecast_of=lambda key, _since: {"a": SOON}.get(key))
         decider: Any = SimpleNamespace(
-            away=SimpleNamespace(
-                forecast_of=lambda key, _since: {"a": SOON}.get(key),
-                left_at=lambda key, last_used: min(last_used, 50.0) if key == "a" else None,
-            ),
+            away=self.away,
             costs=SimpleNamespace(queueing_s=self.queueing_s),
             policy=SimpleNamespace(dram_rank=lambda resident, _now: self.seen.append(resident)),
         )
@@ -172,3 +177,22 @@ def test_what_is_the_same_for_all_programs_is_asked_once_when_room_is_made() -> 
         rank(name, 50.0)
     assert [each.queueing_s for each in world.seen] == pytest.approx([0.0, 4.0, 8.0, 12.0])
     assert world.num_levels == 1
+
+
+def test_what_was_used_after_a_turn_is_what_that_turn_left() -> None:
+    program = Program("p", IdentitySource.CLIENT, arrival=0.0)
+    for at in (10.0, 20.0):
+        program.leave(Kept(), None, at)
+    assert [program.left_at(at) for at in (5.0, 10.0, 15.0, 30.0)] == [None, 10.0, 10.0, 20.0]
+
+
+def test_a_chain_that_a_turn_is_back_for_is_not_away_though_the_program_left_another() -> None:
+    """As after a compaction: nobody comes back for what the older turn left."""
+    world = World()
+    program = world.programs["a"] = Program("a", IdentitySource.CLIENT, 0.0, last_seen=50.0)
+    for at in (10.0, 40.0):
+        program.leave(Kept(), None, at)
+    world.away.forecast_of = lambda _, since: SOON if since == 10.0 else None
+    assert [world.shown("a", at).finished for at in (10.0, 40.0)] == [10.0, 40.0]
+    program.num_active = 1
+    assert [world.shown("a", at).finished for at in (10.0, 40.0)] == [10.0, None]

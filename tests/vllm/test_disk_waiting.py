@@ -124,3 +124,20 @@ def test_a_step_looks_at_a_few_of_them_in_turn(monkeypatch: pytest.MonkeyPatch) 
     assert sorted(looks) == NAMES
     waiting.finish()
     assert answers_as_without_a_tier(waiting.engine)
+
+
+def test_what_is_read_for_a_turn_is_worth_a_turn_that_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not one that is away, whose blocks may find no room in DRAM."""
+    engine = on_disk()
+    engine.add("a", 320, 4, program="p")
+    engine.run_until_idle()
+    side = engine.connector.side
+    away, seen = side.decider.away, []
+    monkeypatch.setattr(
+        side.read_ahead, "expect", lambda *_: seen.append(away.forecast_of("job:p"))
+    )
+    assert away.forecast_of("job:p") is not None
+    engine.add("b", engine.next_prompt("a", 16), 4, program="p")
+    assert seen == [None]
