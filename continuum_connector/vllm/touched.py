@@ -94,7 +94,7 @@ v1.core.kv_cache_manager:KVCacheBlocks | all | vllm/coordinator.py, vllm/resets.
   blocks
 v1.core.kv_cache_manager:KVCacheManager | all | connector.py, vllm/ | bind_kv_cache_manager (0.30)
   block_pool coordinator
-v1.core.kv_cache_manager:KVCacheManager | all | vllm/allocation.py, build.py | none: unpin_blocks (0.32) was slower
+v1.core.kv_cache_manager:KVCacheManager | all | vllm/allocation.py, build.py | unpin_blocks: slower
   allocate_slots(request,num_new_tokens,new_computed_blocks,num_external_computed_tokens)
 v1.core.kv_cache_manager:KVCacheManager | all | vllm/resets.py | -
   free(request) get_blocks(request_id)
