@@ -9,7 +9,7 @@ import pytest
 
 from continuum_connector.tools.checks import paste
 from continuum_connector.tools.checks.paste import NoServerError, Pasted
-from tests.corpus import pastes
+from tests.corpus import cases, pastes
 
 TWO = ["m", "-tp", "2"]
 MODEL = ["--model", "m", "-tp", "2"]
@@ -56,7 +56,7 @@ def test_a_shell_line_or_a_script(text: str) -> None:
 
 
 @pytest.mark.parametrize("case", pastes.CASES, ids=lambda case: case.name)
-def test_the_corpus(case: pastes.Case) -> None:
+def test_the_corpus(case: cases.Case) -> None:
     """What vLLM makes of these is asked in tests/vllm/test_corpus.py."""
     text = case.text.replace("{TINY}", "/m")
     if case.wants == pastes.VERDICTS["none"]:

@@ -213,7 +213,7 @@ def _decides_the_same(kv: dict[str, Any], here: Server) -> None:
     there = Server(**{**kv["server"], "kinds": tuple(kv["server"]["kinds"])})
     # One rank's executor is made later in the harness than where a server makes its config.
     one_rank = kv["num_ranks"] == 1
-    same = {"executor": "uni"} if one_rank else {}
+    same: dict[str, Any] = {"executor": "uni"} if one_rank else {}
     by_kind = [each._replace(kinds=tuple(sorted(each.kinds)), **same) for each in (there, here)]
     assert by_kind[0] == by_kind[1]
     assert (kv["no_tier"], kv["no_disk"]) == (why_no_tier(here), why_no_disk(here))
