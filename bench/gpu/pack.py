@@ -32,6 +32,10 @@ NEVER_LOADED = (
     *("vllm/third_party/tml_fa4/*", "vllm/_qutlass_C*", "*/fused_moe/configs/*"),
 )
 KERNELS = ("_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so")
+NEVER_IMPORTED = (  # by this plan: other backends, video, compilers of Python
+    *("tilelang", "tokenspeed", "flashinfer", "llvmlite", "numba", "opencv", "pynvvideocodec"),
+    *("z3-solver", "soundfile", "av"),
+)
 WITH_TORCH = ("nvidia", "cuda", "triton", "torch")  # what a host with torch has of its packages
 LMCACHE = ("lmcache", "aiofile", "caio", "sortedcontainers", "opentelemetry-exporter-prometheus")
 UNPACK = """\
@@ -104,7 +108,7 @@ def run(*line: str | Path, text: str = "") -> str:
 
 
 def requirements(options: argparse.Namespace) -> list[str]:
-    """What vLLM needs there, at exact versions, without what the host has."""
+    """What this plan needs there, at exact versions, without what the host has."""
     uv = shutil.which("uv") or Path(sys.executable).with_name("uv")
     if not Path(uv).exists():
         run(sys.executable, "-m", "pip", "install", "--quiet", "uv")
@@ -113,11 +117,13 @@ def requirements(options: argparse.Namespace) -> list[str]:
     text = f"vllm=={options.vllm}\nopenai\naiohttp\ntyper\npytest\n"
     found = run(*line, text=text).splitlines()
     have = {*options.have.replace("_", "-").split(",")}
-    return [each for each in found if each and not _is_there(each, have)]
+    return [each for each in found if each and not _is_left_out(each, have)]
 
 
-def _is_there(requirement: str, have: set[str]) -> bool:
+def _is_left_out(requirement: str, have: set[str]) -> bool:
     name = requirement.partition("==")[0].strip().lower()
+    if name.startswith(NEVER_IMPORTED):
+        return True
     return name in have or ("torch" in have and name.startswith(WITH_TORCH))
 
 
