@@ -47,15 +47,13 @@ POLICIES = (  # those of policy/registry.py
     *("lru_offload", "program_order", "stock"),
 )
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
-DRIVERS = ("auto", "cuda", "sim")
 SHORTAGES = ("smaller", "off")
 SLEEPS = ("keep", "release")
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,128}")  # RFC 9110, token
 MAX_ID_HEADERS = 16
 
-SIZES = {"dram_bytes": "DRAM tier", "trunk_bytes": "copies", "window_bytes": "copies"}
-SIZES |= {"trace_bytes": "trace's files", "disk_bytes": "disk tier"}
+SIZES = {"dram_bytes": "DRAM tier", "trace_bytes": "trace's files", "disk_bytes": "disk tier"}
 SIZES |= {"disk_write_budget": "disk tier", "disk_slot_bytes": "disk tier"}
 PATHS = ("trace_path", "state_path", "switch_path")
 
@@ -73,8 +71,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     disk_keep: bool = True
     disk_timeout_s: Seconds = 5.0
     disk_slot_bytes: CopyBytes | None = None
-    disk_threads: Annotated[int, msgspec.Meta(ge=1, le=64)] = 8
-    huge_pages: bool = True
     numa: bool = True
     policy: str = "adaptive"
     ttl_s: Seconds = 2.0
@@ -87,9 +83,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     scheduler: bool = True
     order: bool = True
     kv_layout: str = "auto"
-    driver: str = "auto"
-    trunk_bytes: CopyBytes = 4 * 2**20
-    window_bytes: CopyBytes = 16 * 2**20
     checksum_every: Every = 64
     load_timeout_s: Seconds = 30.0
     max_programs: Count = 10_000
@@ -123,8 +116,6 @@ KNOBS: dict[str, str] = {
     "disk_timeout_s": "longest that a turn waits for the disk before it is computed, in seconds",
     "disk_slot_bytes": "least bytes per read or write, per rank; smaller blocks share a disk slot; "
     "left out: 2 MiB, or a 64th of the rank's DRAM if that is less",
-    "disk_threads": "reads and writes under way at once, per rank",
-    "huge_pages": "ask for huge pages, which are fewer to page-lock; 0: small pages",
     "numa": "take DRAM on the NUMA node of the rank's GPU; 0: let the system choose",
     "policy": "what decides between pin, offload and free: " + ", ".join(POLICIES),
     "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
@@ -143,10 +134,6 @@ KNOBS: dict[str, str] = {
     "order": "serve waiting turns in program order; 0: vLLM's order",
     "kv_layout": f"KV cache layout to ask vLLM for: {', '.join(KV_LAYOUTS)} (auto: BLHNC when the "
     "tier is on)",
-    "driver": "what copies: auto picks by the KV cache's device; " + ", ".join(DRIVERS[1:]),
-    "trunk_bytes": "bytes per driver call; vLLM's own copies wait behind at most one such call",
-    "window_bytes": "bytes being copied at once per direction, at least trunk_bytes; a larger "
-    "window keeps a slow bus busy, but a load then waits behind more",
     "checksum_every": "every n-th stored block gets a checksum, compared when the block is loaded; "
     "a block that differs is computed again; 0: none, 1: all",
     "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
@@ -169,6 +156,11 @@ KNOBS: dict[str, str] = {
 REMOVED: dict[str, str] = {
     "objective": "program order serves batches within 1 % as well; leave it out, and for batches "
     "that take longer than five minutes raise max_head_start_s",
+    "driver": "it follows from the device that the KV cache lies on; leave it out",
+    "disk_threads": "a rank reads and writes with 8 threads; leave it out",
+    "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",
+    "trunk_bytes": "a copy is at most 4 MiB a driver call; leave it out",
+    "window_bytes": "at most 16 MiB a direction are under way; leave it out",
     "keep_epochs": "KV of weights that serve no more is forgotten, whatever their name; leave it "
     "out",
 }
@@ -268,11 +260,6 @@ def _check(config: ContinuumConfig) -> None:
             "load_timeout_s = 0 would cancel every load, so DRAM would be written and never read; "
             "set some seconds, or dram_bytes = 0 to turn the tier off"
         )
-    if config.window_bytes < config.trunk_bytes:
-        raise ConfigError(
-            f"window_bytes = {config.window_bytes} is below trunk_bytes = {config.trunk_bytes}, "
-            "so not one trunk could be under way; raise window_bytes or lower trunk_bytes"
-        )
     if 0 < config.trace_bytes < MIN_TRACE_BYTES:
         raise ConfigError(
             f"trace_bytes = {config.trace_bytes} is below 1 MiB, so little of a trace would be "
@@ -321,7 +308,7 @@ def _check_disk(config: ContinuumConfig) -> None:
 
 
 def _check_choices(config: ContinuumConfig) -> None:
-    choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS, "driver": DRIVERS}
+    choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS}
     choices |= {"dram_shortage": SHORTAGES, "sleep_dram": SLEEPS}
     for key, allowed in choices.items():
         value = getattr(config, key)

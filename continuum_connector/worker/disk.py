@@ -259,7 +259,6 @@ class WorkerDisk:
                 namespace=namespace.digest,
                 facts=namespace.facts,
                 keep=config.disk_keep,
-                num_threads=config.disk_threads,
             )
             before = read_facts(self.path)
             file = engine.open_disk(str(self.path), tuning)

@@ -56,7 +56,6 @@ class Tuning:
     trunk_bytes: int = 4 * MIB
     window_bytes: int = 16 * MIB
     path: str = "auto"
-    huge_pages: bool = True
     numa: bool = True
     first_bytes: int = 0
     chunk_bytes: int = 0
@@ -102,7 +101,6 @@ class NativeEngine:
             self.pool = HostPool(
                 handle,
                 num_slots * layout.slot_bytes,
-                tuning.huge_pages,
                 tuning.numa,
                 Stages(tuning.first_bytes, tuning.chunk_bytes, tuning.num_left),
             )

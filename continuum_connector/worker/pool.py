@@ -47,7 +47,6 @@ class HostPool:
         self,
         handle: ctypes.c_void_p,
         num_bytes: int,
-        huge_pages: bool = True,
         numa: bool = True,
         stages: Stages = Stages(),  # noqa: B008  # it cannot be changed
     ) -> None:
@@ -55,7 +54,7 @@ class HostPool:
         base = ctypes.c_void_p()
         config = abi.PoolConfig(
             size=ctypes.sizeof(abi.PoolConfig),
-            huge=huge_pages,
+            huge=True,
             numa_node=abi.NUMA_DEVICE if numa else abi.NUMA_ANY,
             bytes=num_bytes,
             chunk_bytes=stages.chunk_bytes,

@@ -153,7 +153,7 @@ def test_a_disk_that_is_begun_anew_says_why(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_slot_that_another_key_is_in_fails_alone(folder: Path, ends: ExitStack) -> None:
-    life = Life(folder, disk_threads=1)
+    life = Life(folder)
     ends.callback(life.worker.shutdown)
     assert life.do(write(1)) == [()]
     wrong = ReadOrder(2, ids(4, 5, 6, 7), ids(2, 0), (KEYS[0], KEYS[0]))

@@ -306,3 +306,13 @@ def by_label(samples: Metrics, name: str, label: str) -> dict[str, float]:
         if n == name and key is not None:
             sums[key] = sums.get(key, 0.0) + value
     return sums
+
+
+def install_plugin(folder: Path, name: str, source: str) -> str:
+    """Make `source` a vLLM plugin for servers with the PYTHONPATH that this returns."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {name}:register\n")
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))

@@ -22,6 +22,7 @@ from tests.server.helpers import (
     ask,
     eventually,
     in_flight,
+    install_plugin,
     last,
     ledger_closes,
     log_of,
@@ -35,8 +36,17 @@ from tests.server.helpers import (
 )
 
 MAX_TOKENS = 24
-NUM_BLOCKS = 257  # the longest context, and the null block
 BLOCK_BYTES = BLOCK * LLAMA.kv_bytes_per_token()
+SMALL_TRUNKS = f"""
+import functools
+
+from continuum_connector.worker import native
+
+def register():
+    trunks = {{"trunk_bytes": {BLOCK_BYTES}, "window_bytes": {4 * BLOCK_BYTES}}}
+    native.Tuning = functools.partial(native.Tuning, **trunks)
+"""
+NUM_BLOCKS = 257  # the longest context, and the null block
 MBPS = 4  # 75 ms for a block
 # Its second turn stores 63 blocks, which takes 5 s.
 WRITER = Dialog("writer", tokens_of(640, "writer"), [tokens_of(2000, "what it read")])
@@ -67,11 +77,13 @@ def server(server_factory: ServerFactory, stock: Stock, tmp_path: Path) -> VllmS
             "policy": "fixed_ttl",
             "ttl_s": 0,
             "dram_bytes": DRAM_BYTES,
-            "trunk_bytes": BLOCK_BYTES,
-            "window_bytes": 4 * BLOCK_BYTES,
             "trace_path": str(tmp_path / "trace.jsonl"),
         },
-        env={"CKV_SIM_MBPS": str(MBPS), "CKV_SIM_FAIL_AFTER": str(FAIL_AFTER)},
+        env={
+            "CKV_SIM_MBPS": str(MBPS),
+            "CKV_SIM_FAIL_AFTER": str(FAIL_AFTER),
+            "PYTHONPATH": install_plugin(tmp_path, "small_trunks", SMALL_TRUNKS),
+        },
         args=("--shutdown-timeout", "60"),
     )
 

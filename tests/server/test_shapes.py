@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from tests.server.helpers import (
     dialogs,
     dram_hits,
     eventually,
+    install_plugin,
     ledger_closes,
     log_of,
     pins_live,
@@ -100,8 +100,7 @@ def async_server(
 ) -> VllmServer:
     """vLLM turns async scheduling off on CPU; a plugin of this test turns it on again."""
     folder = tmp_path_factory.mktemp("async-plugin")
-    install_plugin(folder, "continuum_async_test", ASYNC_PLUGIN)
-    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))
+    path = install_plugin(folder, "continuum_async_test", ASYNC_PLUGIN)
     server = server_factory(
         "async",
         num_blocks=BLOCKS,
@@ -126,12 +125,3 @@ def test_sigterm_without_grace_leaves_no_process(async_server: VllmServer) -> No
     play(async_server, PROGRAMS[:1])
     eventually(lambda: pins_live(async_server) == 1)
     terminate(async_server)
-
-
-def install_plugin(folder: Path, name: str, source: str) -> None:
-    """Make `source` a vLLM plugin for servers with `folder` on their PYTHONPATH."""
-    (folder / f"{name}.py").write_text(source)
-    info = folder / f"{name}-0.1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {name}:register\n")

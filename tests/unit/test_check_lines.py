@@ -845,7 +845,6 @@ THP = "sys/kernel/mm/transparent_hugepage/"
             "(madvise)",
         ),
         ({f"{THP}enabled": None}, {}, UNSEEN, "does not say"),
-        ({}, {"huge_pages": False}, WARNING, "huge_pages = 0"),
     ],
 )
 def test_huge_pages(
@@ -864,7 +863,6 @@ def test_huge_pages(
         ({"vllm": {**VLLM, "platform": "cpu"}, "cuda": {}}, {}, OK, "the simulated driver"),
         ({"native": {"trouble": "not built."}}, {}, ERROR, "not built"),
         ({"native": {"trouble": "not built."}}, {"dram_bytes": 0}, WARNING, "No matter"),
-        ({}, {"driver": "sim"}, ERROR, "cannot copy from a GPU"),
         ({"cuda": {}}, {}, UNSEEN, "without a GPU here"),
         ({"cuda": {}, "vllm": {}}, {}, UNSEEN, "who copies depends"),
     ],

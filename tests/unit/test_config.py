@@ -102,8 +102,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("disk_keep", "off", False),
         ("disk_timeout_s", "2.5", 2.5),
         ("disk_slot_bytes", "4MiB", 4 * 2**20),
-        ("disk_threads", "16", 16),
-        ("huge_pages", "0", False),
         ("numa", "no", False),
         ("policy", "stock", "stock"),
         ("ttl_s", "3.5", 3.5),
@@ -116,9 +114,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("scheduler", "0", False),
         ("order", "off", False),
         ("kv_layout", "BLNHC", "BLNHC"),
-        ("driver", "sim", "sim"),
-        ("trunk_bytes", "2MiB", 2 * 2**20),
-        ("window_bytes", "64 MiB", 64 * 2**20),
         ("checksum_every", "1", 1),
         ("load_timeout_s", "10", 10.0),
         ("max_programs", "12", 12),
@@ -313,9 +308,6 @@ def test_a_kubernetes_service_called_continuum_does_not_stop_the_server(name: st
         ("trace_files", 1, ">= 2"),
         ("scheduler", 2, "`bool`"),
         ("echo", None, "`bool`"),
-        ("trunk_bytes", 0, ">= 4096"),
-        ("trunk_bytes", 2**31, "<="),
-        ("window_bytes", 100, ">= 4096"),
         ("checksum_every", -1, ">= 0"),
         ("checksum_every", 2**32, "<= 4294967295"),
     ],
@@ -337,7 +329,6 @@ def test_a_value_out_of_type_or_bounds_names_value_consequence_and_cure(
         ("policy", "fixed-ttl", "did you mean `fixed_ttl`?"),
         ("policy", "zzz", "choose one of adaptive, continuum, "),
         ("kv_layout", "blhnc", "did you mean `BLHNC`?"),
-        ("driver", "cuda12", "did you mean `cuda`?"),
         ("dram_shortage", "small", "did you mean `smaller`?"),
     ],
 )
@@ -366,17 +357,9 @@ def test_a_load_timeout_of_zero_is_refused_with_a_tier_only() -> None:
     assert load({"load_timeout_s": 0, "dram_bytes": 0}).load_timeout_s == 0.0
 
 
-def test_a_window_that_no_trunk_fits_is_refused() -> None:
-    message = refusal({"trunk_bytes": "8MiB", "window_bytes": "4MiB"})
-    assert "window_bytes = 4194304 is below trunk_bytes = 8388608" in message
-    assert "not one trunk could be under way" in message
-    assert "raise window_bytes or lower trunk_bytes" in message
-    assert load({"trunk_bytes": "16MiB"}).window_bytes == 2**24
-
-
-def test_a_copy_size_that_is_none_is_refused() -> None:
-    message = refusal(CONTINUUM_TRUNK_BYTES="4 megs")
-    assert "CONTINUUM_TRUNK_BYTES = '4 megs' is not a size" in message
+def test_a_disk_slot_that_is_no_size_is_refused() -> None:
+    message = refusal(CONTINUUM_DISK_SLOT_BYTES="4 megs")
+    assert "CONTINUUM_DISK_SLOT_BYTES = '4 megs' is not a size" in message
     assert '"4MiB"' in message
 
 
@@ -493,7 +476,6 @@ def test_a_disk_has_a_folder_that_may_not_be_there_yet(tmp_path: Path) -> None:
         ({"disk_path": "/tmp/\0"}, "has a NUL in it, which no file's name may have"),
         ({"disk_path": "/tmp/\ud800"}, "has half of a surrogate pair in it"),
         ({"disk_slot_bytes": 2**31}, "disk_slot_bytes = 2147483648 does not fit"),
-        ({"disk_threads": 0}, "disk_threads = 0 does not fit"),
         ({"disk_bytes": "a lot"}, "= 'a lot' is not a size, so the disk tier cannot be laid out"),
     ],
 )

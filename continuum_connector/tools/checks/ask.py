@@ -158,7 +158,7 @@ PAGE = 4096
 PIECE = 2 << 20  # what the tier reads at once, if disk_slot_bytes is left alone
 MOST = 64 << 20
 SECONDS = 0.5  # for writing, and again for reading
-THREADS = 8  # as disk_threads
+THREADS = 8  # as the tier
 
 
 def look_at_disk(path: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ HUGE_2M = f"{HUGE}/hugepages-2048kB/enabled"
 
 def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
     """Locking and huge pages matter only to a tier whose driver locks its memory."""
-    locks = who_copies(plan, seen) != "sim"
+    locks = who_copies(seen) != "sim"
     room = find_room(machine.root)
     if room is None:
         yield unseen("DRAM", "the kernel does not say how much memory is available")
@@ -93,9 +93,6 @@ def _lock(machine: Machine, plan: Plan) -> Line:
 
 
 def _huge_pages(machine: Machine, plan: Plan) -> Line:
-    if not plan.config.huge_pages:
-        text = "huge_pages = 0: small pages, which take longer to lock"
-        return warning("huge pages", text, "set huge_pages = 1")
     chosen = _chosen(machine, HUGE_2M)
     if chosen in ("", "inherit"):
         chosen = _chosen(machine, f"{HUGE}/enabled")
@@ -113,10 +110,8 @@ def _chosen(machine: Machine, path: str) -> str:
     return match[1] if match else ""
 
 
-def who_copies(plan: Plan, seen: Facts) -> str:
+def who_copies(seen: Facts) -> str:
     """cuda or sim, chosen by the device as build.worker does; "" if the device is not known."""
-    if plan.config.driver != "auto":
-        return plan.config.driver
     by_platform = {"cuda": "cuda", "cpu": "sim"}.get(seen.vllm.platform, "")
     return by_platform or ("cuda" if seen.cuda.gpus else "")
 
@@ -129,12 +124,9 @@ def _native(plan: Plan, seen: Facts) -> Line:
             return warning("native library", text, "install the package again")
         return error("native library", seen.native.trouble, "install the package again")
     library = f"loads (ABI {seen.native.abi})"
-    driver = who_copies(plan, seen)
-    if driver == "sim" and seen.vllm.platform == "cuda":
-        text = f"{library}, but driver = sim cannot copy from a GPU"
-        return error("native library", text, "leave driver at auto")
+    driver = who_copies(seen)
     if driver == "cuda" and not seen.cuda.gpus:
-        text = f"{library}; driver = cuda without a GPU here"
+        text = f"{library}; CUDA copies, without a GPU here"
         return unseen("native library", text, "run this where the server runs")
     if not driver:
         return unseen("native library", f"{library}; who copies depends on the server's device")
