@@ -232,9 +232,11 @@ def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     if switch_endpoint.MIDDLEWARE in plan.middleware:
         yield _switch_endpoint(machine)
     if epoch_endpoint.MIDDLEWARE in plan.middleware:
-        yield _endpoint(machine, epoch_endpoint, "epoch", "begins an epoch")
+        text = f"{epoch_endpoint.PATH} begins an epoch, for who has the key"
+        yield _endpoint(machine, epoch_endpoint, ok("epoch endpoint", text))
     if program_endpoint.MIDDLEWARE in plan.middleware:
-        yield _endpoint(machine, program_endpoint, "program", "ends a program")
+        text = f"{program_endpoint.PATH} ends a program, for who has the key"
+        yield _endpoint(machine, program_endpoint, ok("program endpoint", text))
 
 
 def _state(machine: Machine, path: str) -> Line:
@@ -283,9 +285,10 @@ def _switch_endpoint(machine: Machine) -> Line:
     return ok("switch endpoint", text)
 
 
-def _endpoint(machine: Machine, module: ModuleType, name: str, does: str) -> Line:
+def _endpoint(machine: Machine, module: ModuleType, fine: Line) -> Line:
+    """`fine`, if it has its key."""
     try:
         read_key(machine.environ, module.PATH, module.MIDDLEWARE)
     except ConfigError as why:
-        return error(f"{name} endpoint", *str(why).split("; ", 1))
-    return ok(f"{name} endpoint", f"{module.PATH} {does}, for who has the key")
+        return error(fine.subject, *str(why).split("; ", 1))
+    return fine
