@@ -43,7 +43,7 @@ def predict(gpus: str) -> Path:
 
 
 def _rates(gpu: str, size: Size, arm: str) -> Iterable[tuple[str, dict[str, float]]]:
-    """By rate: mean and P95 JCT, and how long last turns take over first ones."""
+    """By rate: mean and P95 JCT, and first tokens of first turns."""
     from bench.sim.arms import ARMS
     from bench.sim.hardware import machine
     from bench.sim.lab import Lab
@@ -82,5 +82,11 @@ def predicted(machine: str, programs: str, arm: str) -> str:
     told = json.loads(PREDICTED.read_text()) if PREDICTED.exists() else {"gpus": {}}
     gpu = next((name for name in told["gpus"] if name in machine), "")
     rates = told["gpus"].get(gpu, {}).get(programs, {}).get(arm, {})
-    each = [f"{r}/s: JCT {f['mean_s']:.1f} (P95 {f['p95_s']:.1f}) s" for r, f in rates.items()]
+    each = [f"{rate}/s: {_told(figures)}" for rate, figures in rates.items()]
     return f"{'; '.join(each)} ({told['date']})" if each else ""
+
+
+def _told(figures: dict[str, float]) -> str:
+    """As steps.py tells what was found."""
+    jct = f"JCT {figures['mean_s']:.1f} (P95 {figures['p95_s']:.1f}) s"
+    return f"{jct}, first turns {figures['first_turns_s']:.2f} s"

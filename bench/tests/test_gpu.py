@@ -334,7 +334,7 @@ def test_what_the_lab_said_stands_beside_what_a_card_said(
     state = State(rehearsal=False, machine="NVIDIA H100, 1", date="later", steps={"none": ran})
     told = main.quoted(state)
     assert "| claim | found | the lab beforehand |" in told
-    assert "1/s: JCT 9.4 s | 1/s: JCT 9.0 (P95 12.0) s (2026-11-27) |" in told
+    assert "1/s: JCT 9.4 s | 1/s: JCT 9.0 (P95 12.0) s, first turns 0.30 s (2026-11-27) |" in told
     state.machine = "NVIDIA A100"
     assert "beforehand" not in main.quoted(state), "it said nothing of this card"
 
