@@ -24,7 +24,7 @@ from bench.gpu.runner import REPO
 TEACH = """Run it where a package index is, in a clone; it packs the commit that is checked out.
 The host needs Linux on x86-64, the Python that is named, and what --have names, torch first of
 all, in the release that this vLLM was built for. Files of vLLM that Llama in bfloat16 never loads
-are left out, and of its kernels those of other cards than --arch, so that 400 MB become 60: made to
+are left out, and of its kernels those of other cards than --arch, so 750 MB become 110: made to
 be carried to a host for a test, not to be given to others."""
 NEVER_LOADED = (
     *("vllm/vllm_flash_attn/_vllm_fa2_C*", "vllm/vllm_flash_attn/cute/*", "vllm/vllm-rs"),
