@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from continuum_connector.connector import TELL_EVERY_S
 from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.steps import LOOK_S
+from continuum_connector.vllm import compat
 from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
@@ -154,3 +156,8 @@ def test_a_profiler_sees_each_hook_by_its_name_and_nobody_else_pays(
     engine.add("r", 64, 2)
     engine.run_until_idle()
     assert {"continuum: build_connector_meta", "continuum: request_finished"} <= {*opened}
+
+
+def test_a_vllm_without_such_ranges_is_served_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm.v1.utils", None)  # importing it raises
+    assert compat.profiler_scope() is None
