@@ -141,7 +141,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._steps, self._tier = side.steps, side.tier
         self._gate, self._read_ahead = side.gate, side.read_ahead
         self._epochs = self._steps.epochs
-        self.end_program = lambda key: side.endings.end(key, self._clock())  # for the subclass
+        self.end_program = lambda key: side.end_program(key, self._clock())  # for the subclass
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._traffic, self._queues = side.traffic, side.queues
         self._turns, self._records = side.turns, side.records

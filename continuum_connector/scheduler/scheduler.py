@@ -20,7 +20,6 @@ from continuum_connector.programs.program import Identity, Program, ProgramTable
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
-from continuum_connector.scheduler.endings import Endings
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable
@@ -55,11 +54,12 @@ class SchedulerSide:
 
     def __init__(self, config: ContinuumConfig, parts: Parts) -> None:
         self.decider, self.groups, self.records = parts.decider, parts.groups, parts.records
-        self._stock = parts.records.stock
+        self._stock, self._outcomes = parts.records.stock, parts.records.outcomes
         self.tier, self.traffic = parts.tier, parts.tier.traffic
         self.turns = Turns()
         self._pool = parts.pool
         self._stop_strings = parts.stop_strings
+        self._away = parts.decider.away
         costs, policy = parts.decider.costs, parts.decider.policy
         self._seen = costs.seen
         self.orders = config.order and policy.orders
@@ -120,10 +120,6 @@ class SchedulerSide:
         )
         self._decisions = Decisions(
             decider, self.snapshots, self.retention, self.tier, self.records
-        )
-        self.endings = Endings(
-            *(self.programs, self.turns, self.retention, self.tier, decider),
-            self.records.outcomes,
         )
         self._worth = DramWorth(self.programs, decider, self.turns)
         self._lends = policy.ranks_dram  # others go by last use, whoever has what
@@ -302,6 +298,23 @@ class SchedulerSide:
         if turn.is_let_in:
             self._working_set.finished(turn, request.num_tokens, now)
         return answer(turn, choice) if self._echo else None
+
+    def end_program(self, key: str, now: float) -> bool:
+        """An operator says that the program is over; False if it is not known. What its turns left
+        goes before all that others have, and those under way are its last. A pin that a turn came
+        back for is that turn's."""
+        program = self.programs.get(key)
+        if program is None:
+            return False
+        self.turns.make_last(program)
+        self.retention.end_all(PinEnd.PROGRAM_DONE, now, key)
+        self.tier.demote(key, None)
+        program.end()
+        absence = self._away.absence_of(key)
+        if absence is not None:
+            self.decider.silent(absence, now)
+            self._outcomes.silent(absence, now)
+        return True
 
     def _kept(self, turn: Turn, request: Any, block_ids: Sequence[Sequence[int]]) -> ChainBlocks:
         """The blocks of the turn that may be kept. None may, if some of them may be KV of other

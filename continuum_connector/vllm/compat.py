@@ -39,8 +39,8 @@ def logger(name: str) -> Any:
 def profiler_scope() -> Callable[[str], Any] | None:
     """Return what opens vLLM's own named ranges for a profiler, NVTX's or torch's, where vLLM's
     environment asks for them (VLLM_NVTX_SCOPES_FOR_PROFILING, VLLM_CUSTOM_SCOPES_FOR_PROFILING)."""
+    scope = _find("v1.utils", "record_function_or_nullcontext")
     with contextlib.suppress(Exception):  # whatever a later vLLM has there: nobody profiles then
-        scope: Any = importlib.import_module("vllm.v1.utils").record_function_or_nullcontext
         return None if isinstance(scope(""), contextlib.nullcontext) else scope
     return None
 
