@@ -20,6 +20,7 @@ from pathlib import Path
 
 from bench.cli import start, teaching_parser
 from bench.gpu.runner import REPO
+from bench.serve.rivals import packages
 
 TEACH = """Run it where a package index is, in a clone; it packs the commit that is checked out.
 The host needs Linux on x86-64, the Python that is named, and what --have names, torch first of
@@ -37,7 +38,6 @@ NEVER_IMPORTED = (  # by this plan: other backends, video, compilers of Python
     *("z3-solver", "soundfile", "av"),
 )
 WITH_TORCH = ("nvidia", "cuda", "triton", "torch")  # what a host with torch has of its packages
-LMCACHE = ("lmcache", "aiofile", "caio", "sortedcontainers", "opentelemetry-exporter-prometheus")
 UNPACK = """\
 #!/bin/sh
 # sh unpack FOLDER: everything into FOLDER, nothing elsewhere.
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         fetch(wanted, work / "wheels", options.python)
         install(work / "wheels", work / "site", options.python)
         if options.lmcache:
-            fetch([*LMCACHE], work / "lmcache", options.python)
+            fetch(lmcache(options.lmcache), work / "lmcache", options.python)
             install(work / "lmcache", work / "rivals", options.python)
         trim(work / "site", options.arch)
         project(work / "project", work / "site")
@@ -90,7 +90,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--have", default="torch,torchvision,torchaudio", help="packages that the host has")
     add("--arch", default="90", help="compute capability of the card; all: every kernel (90)")
     add("--part", type=int, default=28, help="MiB of a file (28)")
-    add("--lmcache", action="store_true", help="LMCache too, in a folder of its own")
+    add("--lmcache", metavar="VERSION", help="LMCache too; torch 2.11 loads 0.5.0 to 0.5.3")
     return parser.parse_args(argv)
 
 
@@ -118,6 +118,12 @@ def requirements(options: argparse.Namespace) -> list[str]:
     found = run(*line, text=text).splitlines()
     have = {*options.have.replace("_", "-").split(",")}
     return [each for each in found if each and not _is_left_out(each, have)]
+
+
+def lmcache(release: str) -> list[str]:
+    """What that LMCache needs beside vLLM on a GPU, as `continuum bench ab` installs it."""
+    own = [each for each in packages(on_cpu=False) if not each.startswith("lmcache==")]
+    return [f"lmcache=={release}", *own]
 
 
 def _is_left_out(requirement: str, have: set[str]) -> bool:

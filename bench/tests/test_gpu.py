@@ -20,7 +20,7 @@ from bench.gpu import pack, predict, profile, runner, steps
 from bench.gpu.runner import FILE, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, filled, said
 from bench.markers import replace as put
-from bench.serve import commands, results
+from bench.serve import commands, results, rivals
 from bench.serve import gaps as gaps_module
 from bench.serve.server import end_group
 from bench.tests import ab_results
@@ -341,6 +341,12 @@ def test_what_the_lab_said_stands_beside_what_a_card_said(
 
 def test_every_arm_of_every_plan_has_its_like_in_the_lab() -> None:
     assert {arm for size in steps.SIZES for arm in size.arms} <= predict.IN_LAB.keys()
+
+
+def test_lmcache_is_packed_as_the_benches_install_it_in_the_release_that_was_named() -> None:
+    first, *others = pack.lmcache("0.5.2")
+    assert first == "lmcache==0.5.2"
+    assert {*others} == {each for each in rivals.packages(on_cpu=False) if "lmcache" not in each}
 
 
 def test_kernels_of_other_cards_are_zeroed_and_nothing_moves() -> None:
