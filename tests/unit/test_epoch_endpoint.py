@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from continuum_connector.config import ADMIN_KEY
 from continuum_connector.epoch_endpoint import PATH, EpochEndpoint
+from tests.unit import endpoint_calls
+from tests.unit.endpoint_calls import Called, Message
 
 KEY = "s3cret"
-Message = dict[str, Any]
-
-
-@dataclass
-class Called:
-    """`asked`: what reached the engine; `passed`: what reached vLLM's own routes instead."""
-
-    sent: list[Message] = field(default_factory=list)
-    asked: list[tuple[Any, ...]] = field(default_factory=list)
-    passed: int = 0
-
-    @property
-    def status(self) -> int:
-        return int(self.sent[0]["status"])
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.sent[1]["body"])
 
 
 def call(
@@ -42,33 +22,16 @@ def call(
     failure: Exception | None = None,
     has_engine: bool = True,
 ) -> Called:
-    called = Called()
-
-    async def reset_prefix_cache(*how: Any) -> bool:
-        called.asked.append(how)
-        if failure is not None:
-            raise failure
-        return how[0] is True
-
-    async def app(*given: Any) -> None:
-        called.passed += 1
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Message) -> None:
-        called.sent.append(message)
-
-    client = SimpleNamespace(reset_prefix_cache=reset_prefix_cache)
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "headers": [(b"authorization", f"Bearer {key}".encode())],
-        "app": SimpleNamespace(state=SimpleNamespace(engine_client=client if has_engine else None)),
-    }
-    asyncio.run(EpochEndpoint(app)(scope, receive, send))
-    return called
+    return endpoint_calls.call(
+        EpochEndpoint,
+        lambda *how: how[0] is True,
+        method=method,
+        path=path,
+        key=key,
+        body=body,
+        failure=failure,
+        has_engine=has_engine,
+    )
 
 
 @pytest.fixture(autouse=True)

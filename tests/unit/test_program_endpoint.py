@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,28 +9,13 @@ import pytest
 
 from continuum_connector.config import ADMIN_KEY
 from continuum_connector.program_endpoint import PATH, ProgramEndpoint
+from tests.unit import endpoint_calls
+from tests.unit.endpoint_calls import Called
 
 KEY = "s3cret"
 OURS = SimpleNamespace(
     kv_connector="ContinuumConnector", kv_connector_extra_config={}, kv_role="kv_both"
 )
-
-
-@dataclass
-class Called:
-    """`asked`: what reached the engines; `passed`: what reached vLLM's own routes instead."""
-
-    sent: list[dict[str, Any]] = field(default_factory=list)
-    asked: list[tuple[Any, ...]] = field(default_factory=list)
-    passed: int = 0
-
-    @property
-    def status(self) -> int:
-        return int(self.sent[0]["status"])
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.sent[1]["body"])
 
 
 def config(transfer: Any = OURS, **scheduler: Any) -> Any:
@@ -54,33 +36,15 @@ def call(
     vllm_config: Any = ATTACHED,
 ) -> Called:
     """One engine knows job:run-17, and no other program."""
-    called = Called()
-
-    async def reset_prefix_cache(*how: Any) -> bool:
-        called.asked.append(how)
-        if failure is not None:
-            raise failure
-        return bool(how[1] != {"end_program": "job:run-17"})
-
-    async def app(*_: Any) -> None:
-        called.passed += 1
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        called.sent.append(message)
-
-    client = SimpleNamespace(reset_prefix_cache=reset_prefix_cache, vllm_config=vllm_config)
-    scope = {
-        "type": "http",
-        "method": method,
-        "path": PATH + program,
-        "headers": [(b"authorization", f"Bearer {key}".encode())],
-        "app": SimpleNamespace(state=SimpleNamespace(engine_client=client)),
-    }
-    asyncio.run(ProgramEndpoint(app)(scope, receive, send))
-    return called
+    return endpoint_calls.call(
+        ProgramEndpoint,
+        lambda *how: bool(how[1] != {"end_program": "job:run-17"}),
+        method=method,
+        path=PATH + program,
+        key=key,
+        failure=failure,
+        vllm_config=vllm_config,
+    )
 
 
 @pytest.fixture(autouse=True)
