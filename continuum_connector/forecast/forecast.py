@@ -106,7 +106,7 @@ class Forecast:
         """`held` at each of EDGES, as `cdf` is `within` there."""
         first = EDGES[0] * (1.0 - self.cdf[0] / 2)
         pairs = zip(_WIDTHS, pairwise(self.cdf), strict=True)
-        parts = (width * (1.0 - (low + high) / 2) for width, (low, high) in pairs)
+        parts = [width * (1.0 - (low + high) / 2) for width, (low, high) in pairs]
         return tuple(accumulate(parts, initial=first))
 
     @cached_property

@@ -338,8 +338,9 @@ def pieces_of(answer: Sequence[int]) -> tuple[bytes, ...]:
     last = len(answer) - PIECE
     if last < 0:
         return ()
-    starts = {last * number // (NUM_PIECES - 1) for number in range(NUM_PIECES)}
-    return tuple({as_bytes(answer[start : start + PIECE]) for start in starts})
+    text, size = as_bytes(answer[:]), array("q").itemsize
+    starts = {last * number // (NUM_PIECES - 1) * size for number in range(NUM_PIECES)}
+    return tuple({text[start : start + PIECE * size] for start in starts})
 
 
 def as_bytes(tokens: Sequence[int]) -> bytes:

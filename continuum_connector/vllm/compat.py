@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -124,6 +125,13 @@ def mends_drafted_states() -> bool:
     """Whether this vLLM has the fixes for what drafts do to states (>= 0.32, docs/models.md)."""
     batch = _find("v1.worker.gpu.input_batch", "InputBatch")
     return "prefill_runs_as_decode_np" in getattr(batch, "__dataclass_fields__", ())
+
+
+def key_of() -> Callable[[Any], bytes | None]:
+    """What reads a block's key: the field behind vLLM's property if it has one, because a property
+    is a Python call for each of a turn's thousands of blocks."""
+    fields = getattr(_find("v1.core.kv_cache_utils", "KVCacheBlock"), "__dataclass_fields__", ())
+    return operator.attrgetter("_block_hash" if "_block_hash" in fields else "block_hash")
 
 
 def leaves_right_states(vllm_config: Any) -> bool:

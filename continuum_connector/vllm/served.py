@@ -28,6 +28,7 @@ def read_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
             for index, each in enumerate(groups)
         ],
         hash_size,
+        key_of=compat.key_of(),
     )
 
 

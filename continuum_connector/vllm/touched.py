@@ -81,6 +81,8 @@ sampling_params:SamplingParams | all | programs/identify.py, scheduler/turns.py 
   extra_args stop
 v1.core.kv_cache_utils:KVCacheBlock | all | scheduler/holds.py, scheduler/kv_groups.py | -
   block_id ref_cnt block_hash is_null
+v1.core.kv_cache_utils:KVCacheBlock | nothing | vllm/compat.py | -
+  _block_hash
 v1.core.block_pool:BlockPool | all | scheduler/holds.py, scheduler/room.py | unpin_blocks (0.32)
   blocks num_gpu_blocks touch(blocks) free_blocks(ordered_blocks) get_num_free_blocks
   get_cached_block(block_hash,kv_cache_group_ids)
