@@ -24,7 +24,6 @@ from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
-from continuum_connector.scheduler.room import Unattached
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
 from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
 from continuum_connector.scheduler.tiers.reading import DiskPlan
@@ -66,11 +65,17 @@ NEVER_BOUND = (
     "{} has bound no block pool to it (bind_kv_cache_manager, bind_gpu_block_pool), so turns are "
     "served as stock vLLM serves them"
 )
+NOT_ATTACHED = (
+    "our plugin did not attach it to the scheduler, so turns are served as stock vLLM serves them; "
+    "let VLLM_PLUGINS load `continuum`"
+)
 SWITCHED_ON = "ContinuumConnector is switched on again by switch_path; it begins with nothing kept"
 
 
 def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     """Say in one sentence why this server cannot use us, or return ""."""
+    if why := proven.why_not_attached(served.own_scheduler(vllm_config)):
+        return why
     unproven = ""
     try:
         served.read_groups(vllm_config, kv_cache_config)
@@ -144,11 +149,6 @@ def scheduler_side(
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
     )
     return SchedulerSide(config, parts)
-
-
-def unattached(side: SchedulerSide, pool: Any) -> Unattached:
-    """Return what makes room where vLLM's own scheduler allocates."""
-    return Unattached(pool, side.groups, side.retention, side.decider, side.turns, side.traffic)
 
 
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any, found: Any) -> KvGroups:

@@ -80,7 +80,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_wait_s: Seconds = 10.0
     max_head_start_s: Seconds = 300.0
     gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # may be infinite
-    scheduler: bool = True
     order: bool = True
     kv_layout: str = "auto"
     checksum_every: Every = 64
@@ -129,8 +128,6 @@ KNOBS: dict[str, str] = {
     "because its program came earlier; a pin counts for half of it; 0: vLLM's order",
     "gate_wait_s": "how long to hold a program's first turn, in seconds, while its start would "
     "push out what others come back for; 0: hold nobody; inf: as long as it takes",
-    "scheduler": "attach to vLLM's scheduler (pins yield inside allocations, program order); "
-    "0: leave it stock",
     "order": "serve waiting turns in program order; 0: vLLM's order",
     "kv_layout": f"KV cache layout to ask vLLM for: {', '.join(KV_LAYOUTS)} (auto: BLHNC when the "
     "tier is on)",
@@ -156,6 +153,8 @@ KNOBS: dict[str, str] = {
 REMOVED: dict[str, str] = {
     "objective": "program order serves batches within 1 % as well; leave it out, and for batches "
     "that take longer than five minutes raise max_head_start_s",
+    "scheduler": "without our scheduler nothing of ours runs; leave it out, for stock vLLM set "
+    "switch_path or leave --kv-transfer-config out",
     "driver": "it follows from the device that the KV cache lies on; leave it out",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",

@@ -25,7 +25,7 @@ from continuum_connector.observe.account import timed
 from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
-from continuum_connector.vllm import compat, coordinator, resets, served
+from continuum_connector.vllm import compat, coordinator, resets
 from continuum_connector.vllm.release import release
 from continuum_connector.worker_hooks import StepMetadata, WorkerHooks, WorkerMetadata
 
@@ -49,8 +49,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.config, why_aside = build.settled(vllm_config, kv_cache_config)
-        self.mode = Mode.ASIDE  # until it has vLLM's block pool
-        self._mode_on = Mode.ASIDE  # what it is whenever it is not switched off
+        self.mode = Mode.ASIDE  # until our scheduler is attached
+        self._may_serve = False  # until `role` and why_aside are looked at
         self.side: SchedulerSide = None  # type: ignore[assignment]
         self._on_switch: Callable[[bool], None] = lambda is_on: None
         self.switch: SwitchFile | AlwaysOn = AlwaysOn()
@@ -58,13 +58,12 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._tell_at = 0.0
         self._cache_hit_source = compat.cache_hit_source()
         self._clock: Callable[[], float] = time.monotonic
-        self._has_warned = False
         self._no_orders = NO_ORDERS
         if role is KVConnectorRole.SCHEDULER:
             if why_aside:
                 self._step_aside(why_aside)
                 return
-            self._mode_on = Mode.UNATTACHED
+            self._may_serve = True
             self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
             self._seen = self.costs.seen
             compat.ask_to_recompute(vllm_config)  # whoever made it, maybe without our plugin
@@ -75,7 +74,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def _step_aside(self, why: str) -> None:
         """Leave this server to stock vLLM, for good."""
         logger.warning("ContinuumConnector steps aside: %s", why)
-        self._mode_on = Mode.ASIDE
+        self._may_serve = False
         self.account.gauge("switched_on", 0.0)
         self.account.gauge("aside", 1.0)
 
@@ -105,26 +104,26 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         return ContinuumStats.take(self.account)
 
     def shutdown(self) -> None:
-        if self.mode is not Mode.ASIDE:
+        if self.side is not None:
             self.switch.close()
             self._steps.shutdown(self._clock())
         self._end_worker()
 
     # --- scheduler half, in the order the engine calls it -------------------------------
     def bind_kv_cache_manager(self, kv_cache_manager: Any) -> None:
-        if self._mode_on is not Mode.ASIDE:
+        if self._may_serve:
             self._bind(kv_cache_manager.block_pool, kv_cache_manager.coordinator)
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:  # vLLM < 0.30 calls this alone
         found = coordinator.find(gpu_block_pool)
         if compat.takes_longest_hit():
             coordinator.hit_in_all_groups(found)
-        if self._mode_on is not Mode.ASIDE:
+        if self._may_serve:
             self._bind(gpu_block_pool, found)
 
     def ensure_bound(self) -> bool:
         """Call once vLLM's scheduler is built: if it has bound no blocks to us, we step aside."""
-        if self.side is None and self._mode_on is not Mode.ASIDE:
+        if self.side is None and self._may_serve:
             self._step_aside(build.NEVER_BOUND.format(release()))
         return self.side is not None
 
@@ -145,19 +144,17 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._traffic, self._queues = side.traffic, side.queues
         self._turns, self._records = side.turns, side.records
-        self._unattached = build.unattached(side, gpu_block_pool)
-        self.mode = self._mode_on
         self.switch = open_switch(self.config.switch_path, self._wake)
 
     @property
     def is_on(self) -> bool:
         """Whether the connector acts: it is neither aside nor switched off."""
-        return self.mode is Mode.ATTACHED or self.mode is Mode.UNATTACHED
+        return self.mode is Mode.ATTACHED
 
     def attached(self, base: str, on_switch: Callable[[bool], None] | None) -> None:
         """The scheduler subclass is in place: pins yield inside allocations. `on_switch` is told
         of each switch, before the scheduler half is."""
-        self.mode = self._mode_on = Mode.ATTACHED
+        self.mode = Mode.ATTACHED
         self._on_switch = on_switch or self._on_switch
         order = "in program order" if self.side.orders else "in vLLM's order"
         logger.info("ContinuumConnector attached to %s: pins yield, turns wait %s", base, order)
@@ -165,21 +162,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     @timed("on_new_request")
     def before_queued(self, request: Any) -> None:
         """Name the request's program before it is queued (scheduler subclass only)."""
-        self.side.begin_turn(request, self._clock())
-
-    def on_new_request(self, request: Any) -> None:
-        if self.mode is Mode.UNATTACHED:  # else `before_queued` did it
-            self._begin_unattached(request)
-
-    @timed("on_new_request")
-    def _begin_unattached(self, request: Any) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            self._records.stock.give_up()
-            logger.warning(served.why_unattached(self.config, self._vllm_config))
-            if why := served.why_no_unattached_tier(self.side.groups, self._vllm_config):
-                logger.warning("ContinuumConnector: %s", why)
-                self._steps.settle(WorkerReport(tier_down=why), self._clock())
         self.side.begin_turn(request, self._clock())
 
     def holds_back(self, request: Any) -> bool:
@@ -218,12 +200,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         if not self.is_on:
-            self.ensure_bound()
+            if self._may_serve and self.mode is Mode.ASIDE and self.ensure_bound():
+                self._step_aside(build.NOT_ATTACHED)
             return 0, False
-        now = self._clock()
-        if self.mode is Mode.UNATTACHED:
-            self._unattached.before_lookup(request, num_computed_tokens, now)
-        found = self.side.match(request, num_computed_tokens, now)
+        found = self.side.match(request, num_computed_tokens, self._clock())
         return (0, False) if compat.computes_whole_prompt(request) else found
 
     @timed("allocate_slots")
@@ -236,10 +216,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def has_pending_block_frees(self) -> bool:
         if self.mode is Mode.ASIDE:
             return False
-        now = self._clock()
-        if self.mode is Mode.UNATTACHED and self._unattached.give_up(now):
-            return True
-        return self._steps.will_free_blocks(now)
+        return self._steps.will_free_blocks(self._clock())
 
     @timed("update_state_after_alloc")
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -265,7 +242,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._gate.stepped(work, self._traffic.num_loads > 0, is_anybody_waiting, now)
         if (
             self._steps.is_idle(now)
-            and self.mode is not Mode.UNATTACHED
             and not self._is_switch_due
             and not compat.preempted_ids(scheduler_output)
         ):
@@ -277,8 +253,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     @timed("build_connector_meta")
     def _plan(self, scheduler_output: Any, now: float) -> StepMetadata:
         self._follow_switch(now)
-        if self.mode is Mode.UNATTACHED:
-            self._unattached.after_step(scheduler_output.total_num_scheduled_tokens, now)
         for request_id in compat.preempted_ids(scheduler_output):
             self.side.note_preempted(request_id, now)
         self.side.bus.count(now)
@@ -328,7 +302,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if not self._is_switch_due:
             return
         is_on = self.mode is Mode.OFF
-        self.mode = self._mode_on if is_on else Mode.OFF
+        self.mode = Mode.ATTACHED if is_on else Mode.OFF
         self._on_switch(is_on)
         self.side.switch(is_on, now)
         self._tell_at = 0.0

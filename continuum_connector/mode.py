@@ -10,5 +10,4 @@ class Mode(enum.Enum):
 
     ASIDE = "aside"  # a worker, or this server cannot use us: there is no scheduler half
     OFF = "off"  # an operator said so (`switch_path`): only what was promised is kept
-    UNATTACHED = "unattached"  # vLLM's own scheduler: pins yield through the connector API alone
-    ATTACHED = "attached"  # our subclass of it: pins yield inside allocations
+    ATTACHED = "attached"  # vLLM's scheduler is our subclass of it

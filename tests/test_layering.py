@@ -20,7 +20,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 # Objects of the scheduler half that do something. None is to be asked through another.
 PARTS = {
-    *("ours", "side", "steps", "unattached", "decider", "policy", "away", "gaps", "costs", "seen"),
+    *("ours", "side", "steps", "decider", "policy", "away", "gaps", "costs", "seen"),
     *(
         "retention",
         "pins",
@@ -144,7 +144,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("observe/account", "observe/metric_table"),
     },
     "worker": {"messages", "config", "files"},
-    "vllm/proven": {"config", "scheduler/kv_groups"},
+    "vllm/proven": {"scheduler/kv_groups"},
     "vllm/node": {"dram"},
     "vllm/release": set(),
     "vllm/touched": set(),
@@ -201,14 +201,14 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
             "switch",
         ),
         *("observe/account", "observe/metrics"),
-        *("vllm/compat", "vllm/coordinator", "vllm/release", "vllm/resets", "vllm/served"),
+        *("vllm/compat", "vllm/coordinator", "vllm/release", "vllm/resets"),
     },
     "vllm/hooks": {
         *("vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"),
         *("vllm/probe", "vllm/touched"),
     },
     "vllm/attach": {
-        *("connector", "config", "mode", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
+        *("connector", "config", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
         "vllm/probe",
         *("vllm/proven", "vllm/release", "switch", "observe/trace", "dram"),
     },

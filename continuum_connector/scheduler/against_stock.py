@@ -50,9 +50,6 @@ class UnknownStock:
     def clear(self) -> None:
         pass
 
-    def give_up(self) -> None:
-        """Nobody will tell when a running turn finds no block, so nothing is known any more."""
-
 
 class CautiousStock(UnknownStock):
     """`stock`, whose mistakes cost no more than its books: it only tells, and is asked inside the
@@ -77,9 +74,6 @@ class CautiousStock(UnknownStock):
 
     def clear(self) -> None:
         self._stock.clear()
-
-    def give_up(self) -> None:
-        self._stock = UnknownStock()
 
     def _ask(self, method: Callable[..., Any], *what: Any) -> Any:
         try:

@@ -5,17 +5,12 @@ cheapest pins until it succeeds. If it fails even without all of them, every pin
 and the result stays None, so that vLLM does what it would do without us.
 
 PinClaim: which pins a turn that finds no room may take (docs/decisions.md).
-
-Unattached: the same through the connector API alone, where the scheduler is not ours. With
-`scheduler = 0` or a user's own --scheduler-cls we never see an allocation fail. So room is made
-ahead of the allocation, from an estimate, and errors of the estimate are corrected afterwards:
-the engine must always progress (law 1).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
@@ -23,7 +18,6 @@ from typing import Any, TypeVar
 from continuum_connector.costs.costs import Costs
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import BlockPool
-from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.pins import LivePin
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.turns import Turn
@@ -32,8 +26,6 @@ T = TypeVar("T")
 
 RETRY_STEPS = 8
 AGED_PER_STEP = 2  # pins whose worth a step updates; 10 us each
-# With async scheduling one or two steps are empty while the last tokens are in flight.
-NUM_EMPTY_STEPS = 8
 MAX_SPARED = 32  # how many pins a patient turn may spare before it gives up
 
 
@@ -217,53 +209,3 @@ class PinClaim:
         if not self.is_patient or value <= self.price or arrival > self.arrival:
             return True
         return self.worth_now(pin) <= self.price
-
-
-class Unattached:
-    """Makes room where vLLM's own scheduler allocates."""
-
-    def __init__(
-        self,
-        pool: BlockPool,
-        groups: KvGroups,
-        retention: Retention,
-        decider: Decider,
-        turns: Sized,
-        copies: Sized,
-    ) -> None:
-        """`copies`: the copies under way, which a turn may be waiting for."""
-        self._pool = pool
-        self._groups = groups
-        self._retention = retention
-        self._decider = decider
-        self._turns = turns
-        self._copies = copies
-        self._asked = ""
-        self._num_empty = 0
-
-    def before_lookup(self, request: Any, num_vram_tokens: int, now: float) -> None:
-        """A waiting turn is about to get blocks: free at least what its prompt needs.
-
-        If the same turn asks again, it was refused and the room was too small: one more pin goes.
-        """
-        need = self._groups.num_full_blocks(request.num_tokens)
-        need -= self._groups.num_full_blocks(num_vram_tokens)
-        if self._asked == request.request_id:
-            need = max(need, self._pool.get_num_free_blocks() + 1)
-            self._decider.blocked(now)
-        self._asked = request.request_id
-        while self._pool.get_num_free_blocks() < need and self.give_up(now):
-            pass
-
-    def give_up(self, now: float) -> bool:
-        """End the pin that gives way first; False if there is none."""
-        return self._retention.give_up_cheapest(now)
-
-    def after_step(self, num_tokens: int, now: float) -> None:
-        """A step computed `num_tokens`. If NUM_EMPTY_STEPS in a row compute nothing although there
-        are turns, and no copy is under way that one may be waiting for, pins are in the way of a
-        turn, and one of them ends."""
-        is_stuck = not num_tokens and len(self._turns) and not len(self._copies)
-        self._num_empty = self._num_empty + 1 if is_stuck else 0
-        if self._num_empty >= NUM_EMPTY_STEPS:
-            self.give_up(now)

@@ -35,8 +35,7 @@ class Bus:
     never idles because of this, and turns that need no load pass the waiting ones.
 
     `queues`: our queues, in which turns wait. Without them no turn waits for the bus: in vLLM's
-    own queues no turn may pass another, and room has already been made for the turn that asks
-    (room.py, Unattached)."""
+    own queues no turn may pass another."""
 
     def __init__(self, traffic: Traffic, costs: Costs, queues: Sequence[ProgramQueue]) -> None:
         self._traffic = traffic

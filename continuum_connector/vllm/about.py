@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from continuum_connector.vllm import probe
 from continuum_connector.vllm.compat import (
     SUPPORTED,
-    asks_by_priority,
     can_fail_by_request,
     has_layouts,
     mends_drafted_states,
@@ -45,7 +44,6 @@ def about_vllm() -> dict[str, Any]:
         "has_layouts": has_layouts(),
         "fails_by_request": can_fail_by_request(),
         "mends_drafted_states": mends_drafted_states(),
-        "may_starve": asks_by_priority(),
         **_lacks(),
         "architectures": [a for name in generate for a in getattr(registry, name, ())],
         "tool_parsers": ToolParserManager.list_registered(),

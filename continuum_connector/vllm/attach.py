@@ -89,7 +89,7 @@ def _check_named(engine_args: Any) -> None:
 def prepare(vllm_config: Any) -> None:
     """Make a config that names our connector carry how many ranks share a node and what it can
     spare, ask for failed loads to be misses (law 4), and choose our scheduler unless the user named
-    one or set `scheduler` to 0. Other configs stay as they are."""
+    one. Other configs stay as they are."""
     ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
     if ours is None:
         return
@@ -113,7 +113,7 @@ def prepare(vllm_config: Any) -> None:
         if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
             node.keep_spare(vllm_config, dram.look(os.environ))  # Ray's workers may be elsewhere
     config = vllm_config.scheduler_config
-    if ours.scheduler and config.scheduler_cls is None:
+    if config.scheduler_cls is None:
         # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.
         config.get_scheduler_cls = functools.partial(_our_class, config)
 
@@ -160,7 +160,7 @@ def is_in(vllm_config: Any) -> bool:
     """Whether our subclass is, or will be, the scheduler of a server with that config."""
     ours, config = our_config(vllm_config.kv_transfer_config), vllm_config.scheduler_config
     is_named = config.scheduler_cls == f"{__package__.partition('.')[0]}.scheduler_cls"
-    return ours is not None and ours.scheduler and (is_named or "get_scheduler_cls" in vars(config))
+    return ours is not None and (is_named or "get_scheduler_cls" in vars(config))
 
 
 def _our_class(config: Any) -> type:
@@ -194,7 +194,7 @@ def scheduler_cls(*args: Any, **kwargs: Any) -> Any:
     finally:
         config.scheduler_cls = named
     ours = our_config(vllm_config.kv_transfer_config)
-    chosen = base if ours is None or not ours.scheduler else subclass(base)
+    chosen = base if ours is None else subclass(base)
     return chosen(*args, **kwargs)
 
 
@@ -212,7 +212,6 @@ def __getattr__(name: str) -> Any:
 def subclass(base: Any) -> Any:
     """Return `base` with our hooks; one class per base."""
     from continuum_connector.connector import ContinuumConnector
-    from continuum_connector.mode import Mode
     from continuum_connector.vllm import compat
     from continuum_connector.vllm.hooks import STOPPED, Hooks, ends_session
 
@@ -228,7 +227,7 @@ def subclass(base: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             ours = compat.find_ours(getattr(self, "connector", None), ContinuumConnector)
-            if ours is not None and ours.ensure_bound() and ours.mode is not Mode.ASIDE:
+            if ours is not None and ours.ensure_bound():
                 self._continuum = hooks = Hooks(self, ours)
                 ours.attached(base.__name__, hooks.order and hooks.order.switch)
 

@@ -223,18 +223,6 @@ def num_idle_sessions(scheduler: Any) -> int:
     return int(scheduler.num_waiting_for_streaming_input)
 
 
-def starves_loaded(vllm_config: Any) -> bool:
-    """Whether vLLM's own scheduler may ask a turn that does not fit before one that has loaded,
-    in every step: it asks by priority, whoever holds KV (vLLM <= 0.30)."""
-    return vllm_config.scheduler_config.policy == "priority" and asks_by_priority()
-
-
-def asks_by_priority() -> bool:
-    from vllm.v1.core.sched.scheduler import Scheduler
-
-    return hasattr(Scheduler, "_select_waiting_queue_for_scheduling")
-
-
 def preempts_by_priority(scheduler: Any) -> bool:
     """Whether the user's priorities choose who is preempted (in Scheduler.schedule)."""
     return bool(scheduler.policy.value == "priority")

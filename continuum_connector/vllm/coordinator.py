@@ -19,7 +19,7 @@ def find(pool: Any) -> Any:
     For vLLM <= 0.29; later ones bind the manager, which has it (bind_kv_cache_manager). Call it
     while vLLM binds the pool to the connector. Only the scheduler has the coordinator, and
     it binds the pool in its constructor (v1/core/sched/scheduler.py, __init__). We find it on the
-    call stack, because we do not have the scheduler yet, or, unattached, never will.
+    call stack, because we do not have the scheduler yet.
     """
     frame = sys._getframe(1)
     while frame is not None:

@@ -6,10 +6,9 @@ could see. Both get the same answer, because it is given here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, STATE, WINDOW
 
@@ -149,34 +148,9 @@ def _why_no_drafted_states(server: Server) -> str:
     return ""
 
 
-def why_no_unattached_tier(is_full: bool, may_starve: bool) -> str:
-    """Say why the DRAM tier cannot work under vLLM's own scheduler, or return "".
-
-    `is_full`: the model has one group of full attention; `may_starve`: compat.starves_loaded.
-    """
-    if may_starve:
-        return (
-            "no DRAM tier under the priority policy of this vLLM, whose own scheduler can wait "
-            "for ever between a turn that has loaded and one that comes before it; upgrade to "
-            "vLLM 0.32, or let ContinuumConnector attach to the scheduler"
-        )
-    if not is_full:
-        return (
-            "no DRAM tier for windows, chunks or states under vLLM's own scheduler, where a turn "
-            "whose load failed can wait for ever before one that has the blocks it needs; let "
-            "ContinuumConnector attach to the scheduler"
-        )
-    return ""
-
-
-def has_full_attention_alone(kinds: Collection[str]) -> bool:
-    """Whether these KV groups are one, of full attention."""
-    return [KINDS.get(kind) for kind in kinds] == [FULL]
-
-
 def why_no_disk(server: Server) -> str:
     """Say why a server that has a DRAM tier cannot have a disk below it, or return ""."""
-    if not has_full_attention_alone(server.kinds):
+    if [KINDS.get(kind) for kind in server.kinds] != [FULL]:
         return (
             "no disk tier for KV groups with windows, chunks or states, of which a hit needs more "
             "than the blocks of a chain: not proven yet"
@@ -193,20 +167,11 @@ def why_no_disk(server: Server) -> str:
     return ""
 
 
-def why_unattached(config: ContinuumConfig, named: object) -> str:
-    """Say what it means that vLLM's scheduler is not our subclass, and how to change that.
-
-    `named`: what --scheduler-cls names, None if nothing.
-    """
-    why, cure = "the plugin did not attach it", "let VLLM_PLUGINS load `continuum`"
-    if not config.scheduler:
-        why, cure = "scheduler = 0", "set scheduler = 1"
-    elif named is not None:
-        why, cure = f"--scheduler-cls {named}", "leave --scheduler-cls out"
-    return (
-        f"ContinuumConnector is not attached to the scheduler ({why}): turns wait in vLLM's own "
-        "order, pins give way through the connector API only, and /reset_prefix_cache fails "
-        f"while a pin lives; {cure} to change that"
+def why_not_attached(own_scheduler: str) -> str:
+    """Say that --scheduler-cls names `own_scheduler`, which is not ours, or return ""."""
+    return own_scheduler and (
+        f"--scheduler-cls {own_scheduler} is not ours, so turns are served as stock vLLM serves "
+        "them; leave --scheduler-cls out"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from continuum_connector import dram
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, WINDOW, KvGroup, KvGroups
-from continuum_connector.vllm import compat, node, proven
+from continuum_connector.vllm import compat, node
 from continuum_connector.vllm.proven import KINDS, Group, Server, check_groups, why_no_tier
 
 
@@ -93,6 +93,7 @@ def group(found: Any) -> Group:
     )
 
 
+OURS = "continuum_connector.vllm.attach"  # where our schedulers are made
 BLOCK_OUTERMOST = "BLHNC"
 LARGEST_FIXED = 64  # tokens per block for kernels of fixed sizes, as FlashInfer's and FlashMLA's
 
@@ -160,11 +161,11 @@ def platform() -> str:
     return str(getattr(current_platform, "device_name", ""))
 
 
-def why_unattached(config: ContinuumConfig, vllm_config: Any) -> str:
-    """What it means that vLLM's scheduler is not our subclass, and how to change that."""
-    return proven.why_unattached(config, vllm_config.scheduler_config.scheduler_cls)
-
-
-def why_no_unattached_tier(groups: KvGroups, vllm_config: Any) -> str:
-    """Why the DRAM tier cannot work under that scheduler, or ""."""
-    return proven.why_no_unattached_tier(groups.rule is None, compat.starves_loaded(vllm_config))
+def own_scheduler(vllm_config: Any) -> str:
+    """The scheduler that --scheduler-cls names, if it is not ours, or ""."""
+    config = vllm_config.scheduler_config
+    if config.scheduler_cls is None:
+        return ""
+    named = type(config).get_scheduler_cls(config)
+    is_ours = any(each.__module__ == OURS for each in getattr(named, "__mro__", (named,)))
+    return "" if is_ours else str(config.scheduler_cls)

@@ -179,7 +179,7 @@ KV.base:KVConnectorBase_V1 | load | connector.py | it is the API
 KV.base:SupportsHMA | load | connector.py | it is the API
   request_finished_all_groups(request,block_ids)
 KV.base:KVConnectorBase_V1 | all | connector.py | it is the API
-  bind_gpu_block_pool|bind_kv_cache_manager request_finished on_new_request
+  bind_gpu_block_pool|bind_kv_cache_manager request_finished
   update_connector_output shutdown
 KV.base:KVConnectorBase_V1 | tier | worker_hooks.py | it is the API
   register_kv_caches bind_connector_metadata get_finished get_block_ids_with_load_errors

@@ -27,7 +27,6 @@ from tests.server.helpers import (
     read_trace,
     terminate,
     text_of,
-    told,
     usage,
 )
 
@@ -106,50 +105,21 @@ def test_without_prefix_caching_the_connector_steps_aside(server_factory: Server
         server_factory.stop("no-prefix-caching")
 
 
-@pytest.fixture(scope="module")
-def trace_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("stock-scheduler") / "trace.jsonl"
-
-
-@pytest.fixture(scope="module")
-def unattached(server_factory: ServerFactory, trace_path: Path) -> VllmServer:
-    """A server that keeps vLLM's own scheduler class. It is given time to shut down: by
-    default the API server kills the engine at once (--shutdown-timeout 0)."""
-    return server_factory(
-        "stock-scheduler",
+def test_sigterm_ends_pins_and_trace_and_leaves_no_process(
+    server_factory: ServerFactory, tmp_path: Path
+) -> None:
+    """It is given time: by default the API server kills the engine at once."""
+    trace_path = tmp_path / "trace.jsonl"
+    server = server_factory(
+        "ends",
         num_blocks=64,
         connector={"policy": "fixed_ttl", "ttl_s": 50, "trace_path": str(trace_path)},
         args=("--shutdown-timeout", "60"),
-        env={"CONTINUUM_SCHEDULER": "0"},
     )
-
-
-def test_with_the_scheduler_turned_off_pins_still_work_and_give_way(
-    unattached: VllmServer,
-) -> None:
-    history = [text_of(500, "unattached")]
-    first = ask(unattached, "completions", history, 40, vllm_xargs={"job_id": "a"})
-    assert told(first)["decision"] == "pin"
-    eventually(lambda: pins_live(unattached) == 1)
-    assert log_of(unattached).count("ContinuumConnector is not attached to the scheduler") == 1
-    assert "(scheduler = 0)" in log_of(unattached)
-    history += [first["choices"][0]["text"], text_of(20, "unattached tool")]
-    second = ask(unattached, "completions", history, 4, vllm_xargs={"job_id": "a"})
-    assert told(second)["cached_tokens"]["vram"] == 539 // 32 * 32
-    # 17 of 63 blocks are pinned now; this turn needs more than the rest.
-    big = ask(unattached, "completions", [text_of(1700, "big")], 4, vllm_xargs={"job_id": "b"})
-    assert big["usage"]["completion_tokens"] == 4
-    eventually(lambda: unattached.metric("continuum:pins_ended_total", cause="pressure") == 1)
-
-
-def test_sigterm_ends_pins_and_trace_and_leaves_no_process(
-    unattached: VllmServer, trace_path: Path
-) -> None:
-    asked = {"vllm_xargs": {"job_id": "left"}}
-    ask(unattached, "completions", [text_of(100, "left")], **asked)
-    eventually(lambda: pins_live(unattached) > 0)
-    left = pins_live(unattached)
-    terminate(unattached)
+    ask(server, "completions", [text_of(100, "left")], vllm_xargs={"job_id": "left"})
+    eventually(lambda: pins_live(server) > 0)
+    left = pins_live(server)
+    terminate(server)
     records = read_trace(trace_path)
     assert count_by(records, "pin_end", "cause")["shutdown"] == left
     assert records[-1]["event"] == "stop"

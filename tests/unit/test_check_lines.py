@@ -263,12 +263,11 @@ def test_prefix_caching(tmp_path: Path) -> None:
         ([], {}, OK, "program order", ""),
         ([], {"order": False}, OK, "order = 0", ""),
         (["--scheduler-cls", "continuum_connector.scheduler_cls"], {}, OK, "ours", ""),
-        ([], {"scheduler": False}, WARNING, "(scheduler = 0)", "set scheduler = 1"),
         (
             ["--scheduler-cls", "mine.Own"],
             {},
-            WARNING,
-            "(--scheduler-cls mine.Own)",
+            ERROR,
+            "the connector steps aside: --scheduler-cls mine.Own is not ours",
             "leave --scheduler-cls out",
         ),
     ],
@@ -279,15 +278,6 @@ def test_scheduler(
     line = one(fake.make(tmp_path), plan(*words, **extra), "scheduler")
     assert (line.verdict, line.cure) == (verdict, cure)
     assert part in line.text
-
-
-def test_the_tier_that_an_unattached_scheduler_by_priority_cannot_have(tmp_path: Path) -> None:
-    served = plan("--scheduling-policy", "priority", scheduler=False)
-    machine = fake.make(tmp_path, vllm={**VLLM, "may_starve": True})
-    line = one(machine, served, "DRAM tier")
-    assert line.verdict is ERROR
-    assert line.text.startswith("no DRAM tier under the priority policy")
-    assert "upgrade to vLLM 0.32" in line.cure
 
 
 def kv(**fields: Any) -> dict[str, Any]:
@@ -301,20 +291,6 @@ WINDOWS: dict[str, Any] = {
     "block_bytes": 8 * 16 * 4096,
     "no_disk": "no disk tier for KV groups with windows",
 }
-
-
-def test_the_tier_that_an_unattached_scheduler_cannot_have_for_windows(tmp_path: Path) -> None:
-    machine = fake.make(tmp_path, **kv(**WINDOWS))
-    assert "DRAM tier" not in {line.subject for line in check(machine, plan())}
-    line = one(machine, plan(scheduler=False), "DRAM tier")
-    assert line.verdict is ERROR
-    assert line.text.startswith("no DRAM tier for windows, chunks or states under vLLM's own")
-    assert line.cure == "let ContinuumConnector attach to the scheduler"
-
-
-def test_a_later_vllm_has_that_tier(tmp_path: Path) -> None:
-    served = plan("--scheduling-policy", "priority", scheduler=False)
-    assert "DRAM tier" not in {line.subject for line in check(fake.make(tmp_path), served)}
 
 
 @pytest.mark.parametrize(

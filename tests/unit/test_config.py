@@ -111,7 +111,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("max_wait_s", "3", 3.0),
         ("max_head_start_s", "30", 30.0),
         ("gate_wait_s", "inf", math.inf),
-        ("scheduler", "0", False),
         ("order", "off", False),
         ("kv_layout", "BLNHC", "BLNHC"),
         ("checksum_every", "1", 1),
@@ -146,18 +145,18 @@ def test_the_table_above_names_every_key() -> None:
 
 @pytest.mark.parametrize("text", ["1", "true", "True", "ON", "yes"])
 def test_switches_are_turned_on_by_words(text: str) -> None:
-    assert load(CONTINUUM_SCHEDULER=text).scheduler is True
+    assert load(CONTINUUM_NUMA=text).numa is True
 
 
 @pytest.mark.parametrize("raw", [0, False, "0", "false", "Off", "no"])
 def test_switches_are_turned_off_by_words_and_numbers(raw: object) -> None:
-    assert load({"scheduler": raw}).scheduler is False
+    assert load({"numa": raw}).numa is False
 
 
 @pytest.mark.parametrize("text", ["", "2", "maybe"])
 def test_a_switch_that_is_neither_on_nor_off_is_refused(text: str) -> None:
-    message = refusal(CONTINUUM_SCHEDULER=text)
-    assert f"CONTINUUM_SCHEDULER = {text!r}" in message
+    message = refusal(CONTINUUM_NUMA=text)
+    assert f"CONTINUUM_NUMA = {text!r}" in message
     assert "so the server stops" in message
     assert "write 1 or 0" in message
 
@@ -220,10 +219,10 @@ def test_what_another_connectors_key_is_here_is_a_key_of_ours() -> None:
 
 
 def test_an_unknown_environment_variable_is_refused_with_the_nearest_one() -> None:
-    message = refusal(CONTINUUM_SCHED="0")
-    assert "environment variable CONTINUUM_SCHED is unknown" in message
+    message = refusal(CONTINUUM_TRACE_HASH="0")
+    assert "environment variable CONTINUUM_TRACE_HASH is unknown" in message
     assert "would have no effect" in message
-    assert "did you mean `CONTINUUM_SCHEDULER`?" in message
+    assert "did you mean `CONTINUUM_TRACE_HASHED`?" in message
 
 
 def test_an_unknown_environment_variable_like_no_other_is_refused_with_names_to_set() -> None:
@@ -306,7 +305,7 @@ def test_a_kubernetes_service_called_continuum_does_not_stop_the_server(name: st
         ("policy", 3, "`str`"),
         ("trace_path", 5, "`str`"),
         ("trace_files", 1, ">= 2"),
-        ("scheduler", 2, "`bool`"),
+        ("numa", 2, "`bool`"),
         ("echo", None, "`bool`"),
         ("checksum_every", -1, ">= 0"),
         ("checksum_every", 2**32, "<= 4294967295"),

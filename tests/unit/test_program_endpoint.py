@@ -90,12 +90,8 @@ def test_an_engine_that_fails_is_told_with_what_to_do() -> None:
         config(),
         config(scheduler_cls="their.Scheduler"),
         config(None, get_scheduler_cls=object),
-        config(
-            SimpleNamespace(**{**vars(OURS), "kv_connector_extra_config": {"scheduler": False}}),
-            scheduler_cls="continuum_connector.scheduler_cls",
-        ),
     ],
-    ids=["unattached", "theirs", "another connector", "switched out"],
+    ids=["not attached", "theirs", "another connector"],
 )
 def test_an_engine_that_would_reset_its_cache_is_not_asked(vllm_config: Any) -> None:
     called = call(vllm_config=vllm_config)

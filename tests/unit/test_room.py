@@ -12,14 +12,11 @@ from continuum_connector.policy.base import After
 from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.holds import HoldTable
-from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.room import (
     MAX_SPARED,
-    NUM_EMPTY_STEPS,
     RETRY_STEPS,
     Room,
-    Unattached,
 )
 from continuum_connector.scheduler.turns import Turn
 from tests.fakes import FakeBlock, FakeBlockPool
@@ -36,7 +33,6 @@ class World:
         self.num_tries = 0
         self.own: LivePin | None = None
         self.num_blocked = 0
-        self.turns, self.copies = ["r"], list[str]()
         costs: Any = SimpleNamespace(mean_blocks=1.0)
         world: Any = self  # stands for Retention and Decider as well
         self.room = Room(self.pool, world, world, costs, max_wait_s=1.0)
@@ -48,16 +44,6 @@ class World:
         self.holds.settle_trial(pin.hold)
         self.pins.remove(pin, PinEnd.PRESSURE)
         self.ended.append(pin.program)
-
-    def give_up_cheapest(self, now: float) -> bool:
-        pins = self.pins.cheapest_first()
-        pin = next(pins, None)
-        pins.close()
-        if pin is not None:
-            self.holds.release(pin.hold)
-            self.pins.remove(pin, PinEnd.PRESSURE)
-            self.ended.append(pin.program)
-        return pin is not None
 
     def worth_now(self, pin: LivePin, now: float) -> float:
         return pin.rank[0] if pin.rank[0] else -1.0
@@ -237,62 +223,6 @@ def test_without_pins_the_answer_is_vllms(world: World) -> None:
     world.run(20)
     assert world.need(1) is None
     assert world.num_tries == 0
-
-
-# --- where the scheduler is not ours ------------------------------------------------------
-class Waiting:
-    """A waiting turn of `num_tokens`; a block has 16."""
-
-    def __init__(self, request_id: str, num_tokens: int) -> None:
-        self.request_id, self.num_tokens = request_id, num_tokens
-
-
-@pytest.fixture
-def unattached(world: World) -> Unattached:
-    for arrival, program in enumerate("abc"):
-        world.pin_finished(program, 5, arrival)
-    stands_for: Any = world
-    groups = KvGroups([KvGroup(0, 16)], 16)
-    return Unattached(world.pool, groups, stands_for, stands_for, world.turns, world.copies)
-
-
-def test_unattached_room_is_made_for_what_the_prompt_lacks(
-    world: World, unattached: Unattached
-) -> None:
-    unattached.before_lookup(Waiting("r", 5 * 16), 0, 0.0)
-    assert world.ended == []
-    unattached.before_lookup(Waiting("s", 8 * 16 + 1), 2 * 16, 0.0)
-    assert world.ended == ["c"]
-
-
-def test_unattached_a_turn_that_was_refused_gets_one_more_pin_each_time(
-    world: World, unattached: Unattached
-) -> None:
-    for ended in ([], ["c"], ["c", "b"], ["c", "b", "a"], ["c", "b", "a"]):
-        unattached.before_lookup(Waiting("r", 16), 0, 0.0)
-        assert world.ended == ended
-
-
-def test_unattached_steps_that_compute_nothing_end_pins_in_the_end(
-    world: World, unattached: Unattached
-) -> None:
-    def empty_steps(number: int) -> None:
-        for _ in range(number):
-            unattached.after_step(0, 0.0)
-
-    empty_steps(NUM_EMPTY_STEPS - 1)
-    unattached.after_step(1, 0.0)
-    empty_steps(NUM_EMPTY_STEPS - 1)
-    world.copies.append("a load that the turn may be waiting for")
-    empty_steps(1)
-    world.copies.clear()
-    empty_steps(NUM_EMPTY_STEPS - 1)
-    world.turns.clear()
-    empty_steps(1)
-    world.turns.append("r")
-    assert world.ended == []
-    empty_steps(NUM_EMPTY_STEPS + 1)
-    assert world.ended == ["c", "b"]
 
 
 # --- holds --------------------------------------------------------------------------------

@@ -88,7 +88,6 @@ SEAMS = {
     "tier_states": "loads of states, chunks and drafts",
     "tool_formats": "its tool parsers, of which each release has more",
     "touched": "every name of it that we touch",
-    "unattached": "a scheduler that is not ours",
     "upstream": "the faults of its own that docs/upstream.md shows",
     "victims": "preemption while steps are in flight",
     "windows": "groups with sliding windows",

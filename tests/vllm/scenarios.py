@@ -199,16 +199,10 @@ def switch(make: Make) -> Engine:
     return engine
 
 
-def unattached(make: Make) -> Engine:
-    engine = make(60, extra_config=TIER | {"scheduler": False})
-    _play(engine, "abc", 3)
-    return engine
-
-
 SCENARIOS: dict[str, Callable[[Make], Engine]] = {
     each.__name__.replace("_", " "): each
     for each in (
         *(pins, vram_too_small, load, failed_load, reset_amid_a_load, reset_amid_turns, priority),
-        *(states, windows, chunks, drafts, disk, events_and_adapters, switch, unattached),
+        *(states, windows, chunks, drafts, disk, events_and_adapters, switch),
     )
 }

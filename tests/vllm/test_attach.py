@@ -145,7 +145,7 @@ def test_vllm_copies_our_config_for_a_draft_model_as_it_does_any_other() -> None
     assert replace(ours.parallel_config, rank=3).rank == 3
 
 
-@pytest.mark.parametrize("named", [transfer({}), transfer({"scheduler": False}), in_multi({})])
+@pytest.mark.parametrize("named", [transfer({}), in_multi({})])
 def test_a_failed_load_is_a_miss_for_whichever_scheduler_reads_the_config(named: Any) -> None:
     named.kv_load_failure_policy = "fail"
     assert made(named).kv_transfer_config.kv_load_failure_policy == "recompute"
@@ -320,28 +320,50 @@ def test_scheduler_cls_without_our_connector_is_vllms_own_class(async_scheduling
     assert type(engine.scheduler) is BASES[async_scheduling]
 
 
-@MODES
-@pytest.mark.parametrize("how", ["extra config", "environment", "named, but off"])
-def test_scheduler_off_leaves_vllms_own_class(
-    async_scheduling: bool, how: str, monkeypatch: pytest.MonkeyPatch
+def stock_with_one_sentence(engine: Engine, caplog: pytest.LogCaptureFixture, part: str) -> None:
+    """It serves as a server without a connector does, and says why once."""
+    stock = Engine(connector=None)
+    assert run_some(engine) == run_some(stock)
+    assert engine.num_prefill_tokens == stock.num_prefill_tokens
+    assert engine.connector.mode is Mode.ASIDE
+    assert not engine.foreign_refs()
+    assert engine.reset_prefix_cache()
+    assert not engine.connector.has_pending_push_work()
+    told = [each.kv_connector_stats for each in engine.stats if each.kv_connector_stats]
+    assert [each["gauges"]["aside"] for each in told if "gauges" in each] == [1.0]
+    engine.scheduler.shutdown()
+    (said,) = sentences(caplog)
+    assert said.startswith("ContinuumConnector steps aside: ")
+    assert part in said
+
+
+@pytest.mark.parametrize("dram_bytes", [0, "4MiB"])
+def test_a_users_own_scheduler_stays_and_we_step_aside(
+    dram_bytes: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kwargs: dict[str, Any] = {"extra_config": {"scheduler": False}}
-    if how == "environment":
-        monkeypatch.setenv("CONTINUUM_SCHEDULER", "0")
-        kwargs = {}
-    elif how == "named, but off":
-        kwargs["scheduler_cls"] = "continuum_connector.scheduler_cls"
-    engine = AgentEngine(async_scheduling=async_scheduling, **kwargs)
-    assert type(engine.scheduler) is BASES[async_scheduling]
+    engine = Engine(scheduler_cls=OwnScheduler, extra_config={"dram_bytes": dram_bytes})
+    assert type(engine.scheduler) is OwnScheduler
+    stock_with_one_sentence(engine, caplog, "OwnScheduler'> is not ours")
+    assert build.settled(engine.vllm_config, engine._cache(100))[1], "the workers take no DRAM"
+
+
+def test_a_scheduler_that_a_user_derives_from_ours_is_ours() -> None:
+    base: Any = attach.subclass(Scheduler)
+    engine = AgentEngine(scheduler_cls=type("Derived", (base,), {}))
     engine.run_turn("a", 200, program="p")
     assert engine.num_pins() == 1
 
 
-def test_a_users_own_scheduler_is_respected() -> None:
-    engine = AgentEngine(scheduler_cls=OwnScheduler)
-    assert type(engine.scheduler) is OwnScheduler
-    assert engine.run_turn("a", 200, program="p")
-    assert engine.num_pins() == 1
+@pytest.mark.parametrize("dram_bytes", [0, "4MiB"])
+def test_where_vllm_loads_no_plugins_we_step_aside(
+    dram_bytes: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """VLLM_PLUGINS without ours, and the connector named by its module: nobody prepared the
+    config."""
+    monkeypatch.setattr(versions, "prepare", lambda vllm_config: None)
+    engine = Engine(extra_config={"dram_bytes": dram_bytes})
+    assert type(engine.scheduler) is Scheduler
+    stock_with_one_sentence(engine, caplog, "let VLLM_PLUGINS load `continuum`")
 
 
 def test_attaching_is_said_once_with_what_it_does(caplog: pytest.LogCaptureFixture) -> None:

@@ -201,10 +201,9 @@ def test_switched_off_nobody_waits_for_the_bus(async_scheduling: bool) -> None:
     finish(engine)
 
 
-@pytest.mark.parametrize("config", [{"scheduler": "0"}, {"order": "0"}], ids=["aside", "order"])
-def test_in_vllms_own_queue_nobody_waits_for_the_bus(config: dict[str, str]) -> None:
-    """There room was made for whoever asks, pin by pin, each time that it asks."""
-    engine = waiting(3, config=config)
+def test_in_vllms_own_queue_nobody_waits_for_the_bus() -> None:
+    """There nobody may pass another."""
+    engine = waiting(3, config={"order": "0"})
     engine.step()
     assert loading(engine) == ["p0/1", "p1/1", "p2/1"]
     finish(engine)

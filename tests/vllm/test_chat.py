@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from continuum_connector.toolcalls.asked import Asked, Ending
@@ -29,16 +27,15 @@ def chatting(engine: Engine) -> int:
     return engine.run_until_idle(until=lambda: "new" in engine.admissions)
 
 
-def people(num_blocks: int, **extra: Any) -> AgentEngine:
-    engine = AgentEngine(num_blocks, extra_config={"policy": "adaptive", **extra})
+def people(num_blocks: int) -> AgentEngine:
+    engine = AgentEngine(num_blocks, extra_config={"policy": "adaptive"})
     engine.connector.costs.prefill_s = lambda num_tokens, _=0: SECONDS_PER_TOKEN * num_tokens
     engine.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
     return engine
 
 
-@pytest.mark.parametrize("is_attached", [True, False])
-def test_a_newcomer_is_admitted_when_stock_admits_it(is_attached: bool) -> None:
-    engine = people(100, scheduler=is_attached)
+def test_a_newcomer_is_admitted_when_stock_admits_it() -> None:
+    engine = people(100)
     num_steps = chatting(engine)
     assert engine.total("decisions", "pin") == NUM_PEOPLE
     assert num_steps <= chatting(Engine(100, connector=None)) + 3

@@ -11,7 +11,6 @@ from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import MODES
 
 TIER = {"dram_bytes": "4MiB"}
-UNATTACHED = {"scheduler": "0"}
 
 
 class Agents:
@@ -57,7 +56,7 @@ class Agents:
 
 
 @MODES
-@pytest.mark.parametrize("extra", [{}, TIER, UNATTACHED, UNATTACHED | TIER], ids=str)
+@pytest.mark.parametrize("extra", [{}, TIER], ids=str)
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_finishes_with_the_models_own_output(
     async_scheduling: bool, extra: dict[str, str], seed: int

@@ -12,7 +12,6 @@ from tests.vllm.tiering import (
     GROUPS,
     MODES,
     answers_as_without_a_tier,
-    assert_drained,
     hold,
     park,
     run_turn,
@@ -95,28 +94,6 @@ def test_a_pause_that_keeps_turns_empties_both_tiers(async_scheduling: bool) -> 
         assert engine.cached.get(f"{name} 2", (0, 0)) == (0, 0)
     assert answers_as_without_a_tier(engine)
     wind_down(engine)
-
-
-@MODES
-def test_without_our_scheduler_a_reset_must_ask_for_dram_and_ask_again(
-    async_scheduling: bool,
-) -> None:
-    """vLLM resets its own cache first, and fails while a pin lives; then it asks the connector."""
-    config = {"ttl_s": 50, "scheduler": False}
-    engine = tiered(async_scheduling=async_scheduling, config=config)
-    run_turn(engine, "a", 200, program="a")
-    side = engine.connector.side
-    assert not engine.scheduler.reset_prefix_cache()
-    with pytest.raises(RuntimeError, match="Failed to reset KV cache"):
-        engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
-    assert len(side.pins) == 1
-    assert side.tier.index.num_ready
-    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
-    assert not len(side.pins)
-    assert not side.tier.index.num_ready
-    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
-    engine.run_until_idle()
-    assert_drained(engine)
 
 
 def test_a_reset_amid_copies_and_running_turns_empties_both_tiers() -> None:

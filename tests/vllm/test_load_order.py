@@ -45,23 +45,3 @@ def test_a_turn_that_needs_the_whole_pool_waits_for_one_that_has_loaded(
     assert engine.admissions == ["a0", "a1", "whole"]
     assert engine.cached["a1"] == (0, 288)
     assert tiering.answers_as_without_a_tier(engine)
-
-
-@MODES
-@POLICIES
-def test_unattached_nobody_waits_for_ever_either(async_scheduling: bool, policy: str) -> None:
-    engine = tiering.tiered(
-        100, async_scheduling=async_scheduling, policy=policy, config={"scheduler": "0"}
-    )
-    tiering.run_turn(engine, "a0", 300, program="a", max_tokens=1)
-    tiering.park(engine)
-    tiering.hold(engine)
-    engine.add("a1", engine.next_prompt("a0", 10), 2, program="a", priority=1)
-    engine.step()
-    assert engine.connector.side.tier.is_up or policy == "priority"
-    engine.add("whole", 98 * tiering.BLOCK, 2, seed=9, priority=0, final=True)
-    engine.step()
-    engine.settle()
-    tiering.hold(engine, False)
-    engine.run_until_idle(max_steps=50)
-    assert tiering.answers_as_without_a_tier(engine)

@@ -253,17 +253,3 @@ def test_who_loses_what_was_loaded_to_a_reset_does_not_stand_before_those_who_ha
     engine.scheduler.add_request(more)
     engine.run_until_idle(until=lambda: len(engine.outputs["s"]) > num_before)
     assert len(engine.outputs["s"]) > num_before
-
-
-@pytest.mark.parametrize(("groups", "num_blocks"), TIGHT)
-def test_vllms_own_scheduler_loads_nothing_where_it_could_wait_so(
-    groups: str, num_blocks: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    engine = tiered(num_blocks, groups=groups, config={"scheduler": False})
-    run_turn(engine, "a", 112, max_tokens=1, program="a")
-    park(engine)
-    run_turn(engine, "b", engine.next_prompt("a", 15), max_tokens=1, program="a")
-    assert not engine.worker.num_blocks_stored
-    said = [each.message for each in caplog.records if "vLLM's own scheduler" in each.message]
-    assert len(said) == 1
-    assert_all_ends(engine)

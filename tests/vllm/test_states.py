@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from continuum_connector.scheduler.kv_groups import FULL, STATE, WINDOW, KvGroup, KvGroups
 from tests.vllm.agents import AgentEngine, others_take_the_pool, play_under_pressure, whole
@@ -71,11 +72,16 @@ def test_what_a_long_answer_passes_is_not_taken_while_it_runs(
     assert answers_as_without_a_tier(engine)
 
 
-@pytest.mark.parametrize("attaches", [True, False])
-def test_a_hit_is_what_all_groups_have(attaches: bool) -> None:
+@pytest.mark.parametrize("scheduler_cls", [None, Scheduler], ids=["ours", "vllms"])
+def test_a_hit_is_what_all_groups_have(scheduler_cls: Any) -> None:
     """vLLM 0.26 takes the longest of any group where there is a connector."""
-    extra = {"policy": "stock", "scheduler": attaches}
-    engine = Engine(70, groups="state", extra_config=extra, max_num_batched_tokens=1024)
+    engine = Engine(
+        70,
+        groups="state",
+        extra_config={"policy": "stock"},
+        max_num_batched_tokens=1024,
+        scheduler_cls=scheduler_cls,
+    )
     engine.add("a", 170, max_tokens=2)
     engine.run_until_idle()
     full, state, _ = (each.kv_cache_group_id for each in managers(engine))

@@ -61,10 +61,9 @@ def run(engine: Engine) -> None:
 
 
 @pytest.mark.usefixtures("every_step")
-@pytest.mark.parametrize("scheduler", [1, 0], ids=["attached", "unattached"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_each_step_takes_what_the_model_took(is_async: bool, scheduler: int) -> None:
-    engine, seen = watched(async_scheduling=is_async, extra_config={"scheduler": scheduler})
+def test_each_step_takes_what_the_model_took(is_async: bool) -> None:
+    engine, seen = watched(async_scheduling=is_async)
     engine.add("a", 700, 5, seed=1)
     engine.add("b", 40, 5, seed=2)
     run(engine)

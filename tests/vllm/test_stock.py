@@ -283,12 +283,6 @@ def test_a_mistake_of_the_shadow_costs_its_books_alone(caplog: pytest.LogCapture
     assert caplog.text.count("did not add up") == 1
 
 
-def test_without_our_scheduler_nothing_is_known() -> None:
-    cautious = CautiousStock(StockCache(20, 16, NoTables()))
-    cautious.give_up()
-    assert cautious.admitted(turn("a", 3), 0) is None
-
-
 class NoTables:
     """Tables of turns whose blocks are yet to be loaded."""
 

@@ -300,22 +300,6 @@ def test_pauses_that_nobody_watched_teach_nothing(path: Path, async_scheduling: 
     assert len(gaps) == 0
 
 
-@MODES
-def test_without_our_scheduler_it_switches_too(
-    path: Path, async_scheduling: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = switched(path, async_scheduling=async_scheduling, config={"scheduler": False})
-    run_turn(engine, "a", 200, program="a")
-    assert len(engine.connector.side.pins) == 1
-    turn_switch(engine, path, "off")
-    engine.run_until_idle()
-    assert neutral(engine)
-    run_turn(engine, "b", engine.next_prompt("a", 30), program="a")
-    assert neutral(engine)
-    assert_drained(engine)
-    assert answers_as_without_a_tier(engine)
-
-
 @pytest.mark.skipif(not versions.CAN_FAIL_REQUESTS, reason="vLLM < 0.30 tells no request to wait")
 def test_a_load_promised_before_a_reset_is_refused_and_recomputed() -> None:
     """vLLM >= 0.33 may start a load a step after it was promised; a reset may come between."""
@@ -423,14 +407,13 @@ def test_a_promise_to_a_turn_of_before_is_forgotten_with_it(path: Path) -> None:
     assert not list(engine.connector.side.tier._found)
 
 
-@pytest.mark.parametrize("mode", [Mode.ATTACHED, Mode.UNATTACHED])
-def test_switched_on_again_it_is_what_it_was(path: Path, mode: Mode) -> None:
-    engine = switched(path, config={"scheduler": mode is Mode.ATTACHED})
+def test_switched_on_again_it_is_what_it_was(path: Path) -> None:
+    engine = switched(path)
     modes = [engine.connector.mode]
     for said in ("off", "on"):
         turn_switch(engine, path, said)
         engine.run_until_idle()
         modes.append(engine.connector.mode)
-    assert modes == [mode, Mode.OFF, mode]
+    assert modes == [Mode.ATTACHED, Mode.OFF, Mode.ATTACHED]
     run_turn(engine, "a", 200, program="a")
     assert len(engine.connector.side.pins) == 1

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from bench.sim import versions
 from continuum_connector.scheduler.tiers.slots import numbers_of
 from continuum_connector.scheduler.tiers.transfers import Kind, TransferState
 from tests.vllm.harness import Engine
@@ -97,23 +96,6 @@ def test_a_failed_load_is_recomputed_and_its_slots_are_forgotten(
     assert total(engine, "transfer_failures", "corrupt") == 1
     assert_recovered(engine)
     assert total(engine, "loaded_blocks") == 0
-
-
-def test_a_failed_load_is_recomputed_on_a_scheduler_that_is_not_ours() -> None:
-    engine = loading(load_failure_policy="fail", config={"scheduler": False})
-    engine.fail()
-    assert_recovered(engine)
-
-
-def test_a_failed_load_is_recomputed_where_vllm_loads_no_plugins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """VLLM_PLUGINS without ours, and the connector named by its module: nobody prepared the
-    config."""
-    monkeypatch.setattr(versions, "prepare", lambda vllm_config: None)
-    engine = loading(load_failure_policy="fail", config={"scheduler": False})
-    engine.fail()
-    assert_recovered(engine)
 
 
 @MODES

@@ -311,13 +311,12 @@ def test_who_needs_what_is_missing_steps_aside_with_one_sentence(
     assert Engine().connector.mode is (Mode.ASIDE if part is Part.ALL else Mode.ATTACHED)
 
 
-@pytest.mark.parametrize("scheduler", [True, False], ids=["attached", "unattached"])
 def test_who_is_never_bound_says_so_once_and_is_stock(
-    scheduler: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("bind_kv_cache_manager", "bind_gpu_block_pool"):
         monkeypatch.setattr(ContinuumConnector, name, lambda self, bound: None)
-    engine = Engine(extra_config={"scheduler": scheduler})
+    engine = Engine()
     for each in "ab":
         engine.add(each, 100, 4, program="p")
     engine.run_until_idle()

@@ -170,7 +170,6 @@ class VllmSeen(msgspec.Struct, frozen=True):
     has_layouts: bool = False
     fails_by_request: bool = False
     mends_drafted_states: bool = False
-    may_starve: bool = False
     lacks_all: str = ""
     lacks: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()

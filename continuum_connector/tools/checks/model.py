@@ -22,11 +22,9 @@ from continuum_connector.vllm.proven import (
     Group,
     Server,
     check_groups,
-    has_full_attention_alone,
     why_aside,
     why_no_disk,
     why_no_tier,
-    why_no_unattached_tier,
 )
 
 LOG = "the server's log says `steps aside` if it does not"
@@ -47,25 +45,18 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
             fails_by_request=vllm.fails_by_request or not vllm.version,  # unseen: do not blame it
             leaves_right_states=vllm.mends_drafted_states or not vllm.version,
         )
-        yield from _tiers(plan, seen.kinds, why_no_tier(seen), why_no_disk(seen), vllm)
+        yield from _tiers(plan, seen.kinds, why_no_tier(seen), why_no_disk(seen))
         return
     yield _served(kv)
     if not kv.aside:
         yield from _states(plan, kv)
         kinds = tuple(kind for kind, _, _ in kv.groups)
-        yield from _tiers(plan, kinds, kv.no_tier, kv.no_disk, vllm)
+        yield from _tiers(plan, kinds, kv.no_tier, kv.no_disk)
 
 
-def _tiers(
-    plan: Plan, kinds: tuple[str, ...], no_tier: str, no_disk: str, vllm: VllmSeen
-) -> Iterator[Line]:
+def _tiers(plan: Plan, kinds: tuple[str, ...], no_tier: str, no_disk: str) -> Iterator[Line]:
     """The tiers that are asked for and refused. Without a DRAM tier nothing is said of the disk."""
-    is_full = has_full_attention_alone(kinds)
-    may_starve = vllm.may_starve and plan.scheduling_policy == "priority"
-    why_unattached = "" if plan.is_attached else why_no_unattached_tier(is_full, may_starve)
     why, cure = no_tier, "set dram_bytes = 0, or serve without what it names"
-    if not why and why_unattached:
-        why, _, cure = why_unattached.partition("; ")
     if plan.config.dram_bytes and why:
         yield error("DRAM tier", why, cure)
     elif plan.config.dram_bytes is None and why:

@@ -77,9 +77,9 @@ class Plan:
         return self.num_ranks * self.num_servers
 
     @property
-    def is_attached(self) -> bool:
-        """Whether vLLM's scheduler is our subclass of it."""
-        return self.config.scheduler and self.scheduler_cls in (None, OURS)
+    def own_scheduler(self) -> str:
+        """The scheduler that --scheduler-cls names, if it is not ours, or ""."""
+        return "" if self.scheduler_cls == OURS else self.scheduler_cls or ""
 
     @property
     def names_us(self) -> bool:

@@ -10,8 +10,8 @@ from continuum_connector import epoch_endpoint, program_endpoint, switch_endpoin
 from continuum_connector.config import CONNECTOR_NAME
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
-from continuum_connector.tools.checks.plan import OURS, Plan
-from continuum_connector.vllm.proven import why_aside, why_unattached
+from continuum_connector.tools.checks.plan import Plan
+from continuum_connector.vllm.proven import why_aside, why_not_attached
 
 ENTRY_POINT = "continuum"
 FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}"}}\''
@@ -194,13 +194,12 @@ def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
 
 
 def _scheduler(plan: Plan) -> Line:
-    """Whether our scheduler is attached, and what it costs if not."""
-    if plan.is_attached:
-        order = "program order" if plan.config.order else "vLLM's own order (order = 0)"
-        return ok("scheduler", f"ours, a subclass of vLLM's: pins yield, turns wait in {order}")
-    named = plan.scheduler_cls if plan.scheduler_cls != OURS else None
-    text, _, cure = why_unattached(plan.config, named).rpartition("; ")
-    return warning("scheduler", text, cure.removesuffix(" to change that"))
+    """Whether our scheduler is attached."""
+    if why := why_not_attached(plan.own_scheduler):
+        text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
+        return error("scheduler", text, cure)
+    order = "program order" if plan.config.order else "vLLM's own order (order = 0)"
+    return ok("scheduler", f"ours, a subclass of vLLM's: pins yield, turns wait in {order}")
 
 
 def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
