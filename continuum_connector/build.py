@@ -94,7 +94,7 @@ def settled(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, st
     if why_aside := reason_to_step_aside(vllm_config, kv_cache_config):
         return config, why_aside
     if probe.is_off(Part.ORDER):
-        config = msgspec.structs.replace(config, order=False)
+        config = msgspec.structs.replace(config, max_head_start_s=0.0)
     if probe.is_off(Part.TIER):
         config = msgspec.structs.replace(config, dram_bytes=0)
     if probe.is_off(Part.TIER) or probe.is_off(Part.DISK):

@@ -80,7 +80,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_wait_s: Seconds = 10.0
     max_head_start_s: Seconds = 300.0
     gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # may be infinite
-    order: bool = True
     kv_layout: str = "auto"
     checksum_every: Every = 64
     load_timeout_s: Seconds = 30.0
@@ -128,7 +127,6 @@ KNOBS: dict[str, str] = {
     "because its program came earlier; a pin counts for half of it; 0: vLLM's order",
     "gate_wait_s": "how long to hold a program's first turn, in seconds, while its start would "
     "push out what others come back for; 0: hold nobody; inf: as long as it takes",
-    "order": "serve waiting turns in program order; 0: vLLM's order",
     "kv_layout": f"KV cache layout to ask vLLM for: {', '.join(KV_LAYOUTS)} (auto: BLHNC when the "
     "tier is on)",
     "checksum_every": "every n-th stored block gets a checksum, compared when the block is loaded; "
@@ -155,6 +153,7 @@ REMOVED: dict[str, str] = {
     "that take longer than five minutes raise max_head_start_s",
     "scheduler": "without our scheduler nothing of ours runs; leave it out, for stock vLLM set "
     "switch_path or leave --kv-transfer-config out",
+    "order": "max_head_start_s = 0 keeps vLLM's order of waiting turns",
     "driver": "it follows from the device that the KV cache lies on; leave it out",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",

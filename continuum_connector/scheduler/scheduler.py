@@ -62,7 +62,7 @@ class SchedulerSide:
         self._away = parts.decider.away
         costs, policy = parts.decider.costs, parts.decider.policy
         self._seen = costs.seen
-        self.orders = config.order and policy.orders
+        self.orders = config.max_head_start_s > 0 and policy.orders
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
         self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)

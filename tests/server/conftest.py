@@ -1,7 +1,7 @@
 """Real servers for tests: one per name and module, stopped when the module is done.
 
     def test_x(server_factory):
-        server = server_factory("pins", num_blocks=100, connector={"order": False})
+        server = server_factory("pins", num_blocks=100, connector={"ttl_s": 5})
         server.post("/v1/completions", {...})
 
 The same name in the same module gives the running server back; other options under a name

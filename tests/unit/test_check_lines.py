@@ -261,7 +261,7 @@ def test_prefix_caching(tmp_path: Path) -> None:
     ("words", "extra", "verdict", "part", "cure"),
     [
         ([], {}, OK, "program order", ""),
-        ([], {"order": False}, OK, "order = 0", ""),
+        ([], {"max_head_start_s": 0}, OK, "vLLM's own order", ""),
         (["--scheduler-cls", "continuum_connector.scheduler_cls"], {}, OK, "ours", ""),
         (
             ["--scheduler-cls", "mine.Own"],

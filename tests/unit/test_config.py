@@ -111,7 +111,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("max_wait_s", "3", 3.0),
         ("max_head_start_s", "30", 30.0),
         ("gate_wait_s", "inf", math.inf),
-        ("order", "off", False),
         ("kv_layout", "BLNHC", "BLNHC"),
         ("checksum_every", "1", 1),
         ("load_timeout_s", "10", 10.0),

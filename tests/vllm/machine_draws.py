@@ -71,7 +71,7 @@ SCHEDULING = st.fixed_dictionaries(
 PREFILL_EVERY = st.sampled_from([1, 1, 1, 3, 16])
 OURS = st.fixed_dictionaries(
     {
-        "order": st.booleans(),
+        "max_head_start_s": st.sampled_from([0.0, 300.0]),
         "max_pinned_fraction": st.sampled_from([0.3, 0.9]),
         "max_wait_s": st.sampled_from([0.0, 0.05, 1.0]),
         "gate_wait_s": st.sampled_from([0.0, 0.05, 30.0, "inf"]),

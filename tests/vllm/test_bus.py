@@ -203,7 +203,7 @@ def test_switched_off_nobody_waits_for_the_bus(async_scheduling: bool) -> None:
 
 def test_in_vllms_own_queue_nobody_waits_for_the_bus() -> None:
     """There nobody may pass another."""
-    engine = waiting(3, config={"order": "0"})
+    engine = waiting(3, config={"max_head_start_s": 0})
     engine.step()
     assert loading(engine) == ["p0/1", "p1/1", "p2/1"]
     finish(engine)

@@ -408,7 +408,7 @@ def test_a_policy_that_does_not_price_reads_nothing_and_loads_no_tokenizer() -> 
 
 
 def test_in_vllms_own_order_too_it_is_known_how_many_wait() -> None:
-    engine = AgentEngine(60, extra_config={"order": False})
+    engine = AgentEngine(60, extra_config={"max_head_start_s": 0})
     spy = spied(engine)
     engine.add("a", 700, program="p", max_tokens=5)
     engine.step()

@@ -15,7 +15,7 @@ from tests.vllm.harness import Engine
 from tests.vllm.tiering import MODES
 
 POLICIES = pytest.mark.parametrize("policy", ["fcfs", "priority"])
-ORDERS = pytest.mark.parametrize("config", [{"order": "1"}, {"order": "0"}], ids=["ours", "vllms"])
+ORDERS = pytest.mark.parametrize("config", [{}, {"max_head_start_s": 0}], ids=["ours", "vllms"])
 
 
 def loading(**kwargs: Any) -> Engine:

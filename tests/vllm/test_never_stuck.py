@@ -122,16 +122,16 @@ def test_while_nothing_runs_no_estimate_keeps_a_pin(
 
 @MODES
 @pytest.mark.parametrize("both", [True, False], ids=["both fail", "one fails"])
-@pytest.mark.parametrize("order", [True, False], ids=["our order", "vLLM's order"])
+@pytest.mark.parametrize("head_start", [300, 0], ids=["our order", "vLLM's order"])
 @pytest.mark.parametrize(("groups", "num_blocks"), TIGHT)
 def test_a_turn_whose_load_failed_does_not_wait_before_one_that_has_the_blocks_it_needs(
-    async_scheduling: bool, both: bool, order: bool, groups: str, num_blocks: int
+    async_scheduling: bool, both: bool, head_start: int, groups: str, num_blocks: int
 ) -> None:
     """To compute a prompt takes more blocks of a window's group than to load it, so both loads fit
     and both prompts do not. vLLM (>= 0.31) serves turns with KV first, in their order; the first
     has none any more, finds no blocks, and nobody behind it is looked at."""
     modes: dict[str, Any] = {"groups": groups, "async_scheduling": async_scheduling}
-    engine = tiered(num_blocks, config={"order": order}, **modes)
+    engine = tiered(num_blocks, config={"max_head_start_s": head_start}, **modes)
     tokens = prompt(112, seed=1)
     run_turn(engine, "a", tokens, max_tokens=1, program="a")
     park(engine)
@@ -149,12 +149,12 @@ def test_a_turn_whose_load_failed_does_not_wait_before_one_that_has_the_blocks_i
 
 
 @MODES
-@pytest.mark.parametrize("order", [True, False], ids=["our order", "vLLM's order"])
+@pytest.mark.parametrize("head_start", [300, 0], ids=["our order", "vLLM's order"])
 def test_what_a_failed_load_had_reserved_for_its_prompt_keeps_nobody_from_loading(
-    async_scheduling: bool, order: bool
+    async_scheduling: bool, head_start: int
 ) -> None:
     """Who comes later and ranks before it would wait for those blocks, and it for that one."""
-    config = {"order": order, "max_wait_s": 0}
+    config = {"max_head_start_s": head_start, "max_wait_s": 0}
     modes: dict[str, Any] = {"policy": "priority", "async_scheduling": async_scheduling}
     engine = tiered(30, config=config, **modes)
     run_turn(engine, "a", 100, max_tokens=1, program="a", seed=3)

@@ -163,7 +163,7 @@ def test_with_the_priority_policy_the_users_priority_ranks_first(async_schedulin
 
 @MODES
 def test_without_order_the_queue_and_the_victims_are_vllms(async_scheduling: bool) -> None:
-    engine = one_at_a_time(async_scheduling=async_scheduling, extra_config={"order": "0"})
+    engine = one_at_a_time(async_scheduling=async_scheduling, extra_config={"max_head_start_s": 0})
     turn(engine, "old1", "old")
     engine.run_until_idle()
     busy(engine)

@@ -22,7 +22,7 @@ from tests.vllm.tiering import BLOCK, MODES
 
 NOTHING = dict.fromkeys(("only_ours", "stock_too", "only_stock"), 0)
 ONLY = {kept: NOTHING | {kept: 96} for kept in NOTHING}
-STOCK = {"policy": "stock", "order": False}
+STOCK = {"policy": "stock", "max_head_start_s": 0}
 
 
 class Beside:

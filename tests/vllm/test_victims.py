@@ -98,12 +98,14 @@ def half_steps(async_scheduling: bool, **kwargs: Any) -> tuple[int, int]:
 
 
 @MODES
-@pytest.mark.parametrize("order", [True, False], ids=["program order", "vLLM's order"])
+@pytest.mark.parametrize("head_start", [300, 0], ids=["program order", "vLLM's order"])
 def test_a_preemption_stalls_the_batch_no_longer_than_stock(
-    async_scheduling: bool, order: bool
+    async_scheduling: bool, head_start: int
 ) -> None:
     num_half, longest = half_steps(async_scheduling, connector=None)
-    ours = half_steps(async_scheduling, extra_config=PROGRAM_ORDER | {"order": order})
+    ours = half_steps(
+        async_scheduling, extra_config=PROGRAM_ORDER | {"max_head_start_s": head_start}
+    )
     assert ours[0] <= num_half
     assert ours[1] <= longest
 

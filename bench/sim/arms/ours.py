@@ -159,7 +159,7 @@ OURS = (
 # two such arms are `fixed_ttl`, whose DRAM goes by last use, and `oracle`, which has true gaps.
 PARTS = (
     ours("adaptive", "adaptive without pins", name="no-pins", max_pinned_fraction=0.0),
-    ours("adaptive", "adaptive in vLLM's order", name="no-order", order=False),
+    ours("adaptive", "adaptive in vLLM's order", name="no-order", max_head_start_s=0),
     ours(
         "adaptive", "adaptive with pins only: no DRAM, so no disk", name="no-dram", has_tier=False
     ),

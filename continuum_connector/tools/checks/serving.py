@@ -198,7 +198,7 @@ def _scheduler(plan: Plan) -> Line:
     if why := why_not_attached(plan.own_scheduler):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("scheduler", text, cure)
-    order = "program order" if plan.config.order else "vLLM's own order (order = 0)"
+    order = "program order" if plan.config.max_head_start_s else "vLLM's own order"
     return ok("scheduler", f"ours, a subclass of vLLM's: pins yield, turns wait in {order}")
 
 
