@@ -62,7 +62,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Everything an operator can set. `KNOBS` becomes a table in docs/configuration.md."""
 
     dram_bytes: Bytes | None = None
-    staged: bool = True
     dram_shortage: str = "smaller"
     sleep_dram: str = "keep"
     disk_path: str = ""
@@ -103,7 +102,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 KNOBS: dict[str, str] = {
     "dram_bytes": 'host memory for stored blocks per node, split over ranks ("64GiB" or bytes); '
     "left out: a share of what the node can spare, at most 4 times the KV cache; 0: no tier",
-    "staged": "serve with the first GiB of a rank's DRAM, page-lock the rest later; 0: all first",
     "dram_shortage": "when the system gives less: smaller (go on with that) or off (no tier)",
     "sleep_dram": "DRAM while vLLM sleeps: keep, or release (to the system; it grows again after)",
     "disk_path": "folder on a local drive for what leaves DRAM; empty: no disk tier",
@@ -155,6 +153,7 @@ REMOVED: dict[str, str] = {
     "switch_path or leave --kv-transfer-config out",
     "order": "max_head_start_s = 0 keeps vLLM's order of waiting turns",
     "driver": "it follows from the device that the KV cache lies on; leave it out",
+    "staged": "the first GiB of a rank's DRAM serves, and the rest follows; leave it out",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",
     "trunk_bytes": "a copy is at most 4 MiB a driver call; leave it out",

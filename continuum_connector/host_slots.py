@@ -26,7 +26,7 @@ NO_LOOKUP = (
 
 def settled(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> ContinuumConfig:
     """The config with the size of a DRAM tier that nobody gave one. Every half and engine of a node
-    gets the same. Unless `staged`, all of it is taken at the start. While vLLM sleeps, the tier
+    gets the same. While vLLM sleeps, the tier
     gives its memory back, because a copy of the weights needs some (device_allocator/cumem.py)."""
     if config.dram_bytes is not None:
         return config
@@ -45,8 +45,6 @@ def settled(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> 
     # Chains of windows and states are stored whole or not at all. One that finds no room is never
     # ordered, so the pool would not hear that more is wanted.
     if taken.num_bytes and not served.read_groups(vllm_config, kv_cache_config).are_simple:
-        taken = taken._replace(num_left=0)
-    if not config.staged:
         taken = taken._replace(num_left=0)
     sleeps = vllm_config.model_config.enable_sleep_mode
     sleep_dram = "release" if sleeps else config.sleep_dram

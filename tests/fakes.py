@@ -102,11 +102,6 @@ class FakeCopyEngine:
         wanted = self.wanted_bytes
         return PoolState(ready, ready, self.is_growing, self.why, 0, 2.0, 1.0, wanted)
 
-    def wait_pool(self, timeout_s: float) -> bool:
-        assert not self.closed
-        assert timeout_s > 0
-        return not self.is_growing
-
     def submit(
         self,
         direction: Direction,

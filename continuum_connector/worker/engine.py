@@ -194,7 +194,7 @@ class Pool(Protocol):
 
 
 class CopyEngine(Protocol):
-    """Submits and polls in microseconds; only `wait`, `wait_pool`, `open_disk` and `close` block.
+    """Submits and polls in microseconds; only `wait`, `open_disk` and `close` block.
 
     One thread calls all methods. Another may call `open_disk`, and, if nothing is in flight, the
     last one, `close`. `submit` copies the id arrays (int32, contiguous, equal length) before it
@@ -211,10 +211,6 @@ class CopyEngine(Protocol):
 
         Slots within `ready_bytes` may be used. It never shrinks until the pool is released.
         """
-        ...
-
-    def wait_pool(self, timeout_s: float) -> bool:
-        """Block until the host pool stops growing. False: timeout."""
         ...
 
     def open_disk(self, path: str, tuning: DiskTuning) -> DiskFile:

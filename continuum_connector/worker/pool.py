@@ -154,7 +154,6 @@ class HostPool:
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-_LOOK_S = 1.0  # between two lines of progress in the log, at least
 _LOOK_EVERY = 256  # calls, once memory was short, when the native thread tries twice a minute
 
 
@@ -214,15 +213,12 @@ class PoolGrowth:
         self._is_short = False
         self._num_calls = 0
 
-    def start(self, staged: bool) -> None:
-        """Take the first look; unless `staged`, BLOCKS until the pool is as large as it gets."""
+    def start(self) -> None:
+        """Take the first look."""
         self.advance()
-        if staged and not self.is_over:
+        if not self.is_over:
             when = " as blocks need it" if self._waits else ""
             logger.info("serving with %s of DRAM, the rest follows%s", self._progress(), when)
-        while not (staged or self.is_over or self._is_short):
-            self._engine.wait_pool(_LOOK_S)
-            self.advance()
 
     def used(self, slots: BlockIds) -> None:
         """A copy fills these slots."""

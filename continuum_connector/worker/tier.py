@@ -146,8 +146,8 @@ class RankTier:
         """Build the host pool and the engine; on failure there is no tier, and a report says why.
         `disk` takes what leaves DRAM, once it is open.
 
-        Costs seconds, for page-locking the first part of the pool, or all of it unless `staged`,
-        and for giving it back on failure. Called once, before the first step.
+        Costs seconds, for page-locking the first part of the pool, and for giving it back on
+        failure. Called once, before the first step.
         """
         if self._config.tier_bytes == 0:
             if self._config.dram:  # an engine's other node may have something to spare
@@ -205,7 +205,6 @@ class RankTier:
         return num_slots_for(self._config.tier_bytes, self._num_ranks, layout.slot_bytes)
 
     def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
-        """BLOCKS until the pool is whole, unless `staged`."""
         num_slots = self._num_slots(layout)
         demand = None
         if self._config.dram and self._config.dram.num_left:
@@ -214,7 +213,7 @@ class RankTier:
         may_be_short = self._config.dram_shortage == "smaller" or bool(self._config.dram)
         growth = PoolGrowth(engine, num_slots, layout.slot_bytes, may_be_short, is_again, demand)
         self._growth = growth
-        growth.start(self._config.staged)
+        growth.start()
         self._report.ready_slots[self._rank] = growth.num_ready
         if growth.is_over:
             self._end_growth(growth)

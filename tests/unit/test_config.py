@@ -93,7 +93,6 @@ def test_dram_bytes_as_a_number() -> None:
     ("key", "text", "value"),
     [
         ("dram_bytes", "1GiB", 2**30),
-        ("staged", "0", False),
         ("dram_shortage", "off", "off"),
         ("sleep_dram", "release", "release"),
         ("disk_path", "/nowhere/yet", "/nowhere/yet"),

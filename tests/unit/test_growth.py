@@ -200,42 +200,6 @@ def test_a_pool_without_one_whole_block_is_no_tier() -> None:
     assert engine.closed
 
 
-class SlowEngine(FakeCopyEngine):
-    """Its pool grows by 1 GiB per wait, up to `end` slots; who looks again must have waited."""
-
-    end = NUM_SLOTS
-    has_waited = True
-
-    def pool_state(self) -> PoolState:
-        assert self.has_waited, "a look without a wait: a loop that spins"
-        self.has_waited = False
-        return super().pool_state()
-
-    def wait_pool(self, timeout_s: float) -> bool:
-        self.has_waited = True
-        self.num_ready = min(self.end, self.num_ready + 4)
-        self.is_growing = self.num_ready < self.end
-        self.why = "" if self.end == NUM_SLOTS else WHY
-        return super().wait_pool(timeout_s)
-
-
-def test_without_stages_the_worker_waits_for_all_of_it(lines: Lines) -> None:
-    assert reported(started(SlowEngine(is_growing=True), staged=False)) == {0: 64}
-    texts = [text for _, text in lines.take()]
-    assert len(texts) == 4
-    assert texts[0] == "4.0 of 16.0 GiB of DRAM are ready"
-
-
-@pytest.mark.parametrize("shortage", ["smaller", "off"])
-def test_a_shortage_is_the_same_without_stages(shortage: str) -> None:
-    engine = SlowEngine(is_growing=True)
-    engine.end = 20
-    report = started(engine, staged=False, dram_shortage=shortage).take_report()
-    assert report is not None
-    assert bool(report.tier_down) == engine.closed == (shortage == "off")
-    assert report.ready_slots == {0: 20}
-
-
 def test_a_pool_that_cannot_be_asked_is_no_tier() -> None:
     engine = FakeCopyEngine(num_ready=4, is_growing=True)
     worker = started(engine)

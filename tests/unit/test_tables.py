@@ -51,7 +51,7 @@ def test_the_config_table_has_each_key_with_its_default(tables: ModuleType) -> N
     assert defaults["`dram_bytes`"] == "left out"
     assert defaults["`policy`"] == "`adaptive`"
     assert defaults["`ttl_s`"] == "`2`"
-    assert defaults["`scheduler`"] == "1"
+    assert defaults["`numa`"] == "1"
     assert defaults["`trace_path`"] == "empty"
 
 

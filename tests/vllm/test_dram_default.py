@@ -96,15 +96,6 @@ def test_all_ranks_of_a_node_count(
     assert found.tier_bytes == caches * NUM_BLOCKS * BLOCK_BYTES
 
 
-def test_unless_staged_all_of_it_is_taken_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = without_size()
-    seen(monkeypatch, 4 * GIB)
-    attach.prepare(config)
-    cache = kv_cache()
-    grows = [settled(ContinuumConfig(staged=s), config, cache).dram for s in (True, False)]
-    assert [taken.num_left for taken in grows if taken] == [3, 0]
-
-
 def test_chains_that_are_stored_whole_or_not_at_all_wait_for_no_demand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
