@@ -47,7 +47,6 @@ POLICIES = (  # those of policy/registry.py
     *("lru_offload", "program_order", "stock"),
 )
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
-SHORTAGES = ("smaller", "off")
 SLEEPS = ("keep", "release")
 
 _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,128}")  # RFC 9110, token
@@ -62,7 +61,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """Everything an operator can set. `KNOBS` becomes a table in docs/configuration.md."""
 
     dram_bytes: Bytes | None = None
-    dram_shortage: str = "smaller"
     sleep_dram: str = "keep"
     disk_path: str = ""
     disk_bytes: Bytes = 0
@@ -102,7 +100,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 KNOBS: dict[str, str] = {
     "dram_bytes": 'host memory for stored blocks per node, split over ranks ("64GiB" or bytes); '
     "left out: a share of what the node can spare, at most 4 times the KV cache; 0: no tier",
-    "dram_shortage": "when the system gives less: smaller (go on with that) or off (no tier)",
     "sleep_dram": "DRAM while vLLM sleeps: keep, or release (to the system; it grows again after)",
     "disk_path": "folder on a local drive for what leaves DRAM; empty: no disk tier",
     "disk_bytes": "disk space per node, split over ranks; taken whole when the server starts",
@@ -154,6 +151,7 @@ REMOVED: dict[str, str] = {
     "order": "max_head_start_s = 0 keeps vLLM's order of waiting turns",
     "driver": "it follows from the device that the KV cache lies on; leave it out",
     "staged": "the first GiB of a rank's DRAM serves, and the rest follows; leave it out",
+    "dram_shortage": "if the system gives less, the tier is smaller; leave it out",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",
     "trunk_bytes": "a copy is at most 4 MiB a driver call; leave it out",
@@ -306,7 +304,7 @@ def _check_disk(config: ContinuumConfig) -> None:
 
 def _check_choices(config: ContinuumConfig) -> None:
     choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS}
-    choices |= {"dram_shortage": SHORTAGES, "sleep_dram": SLEEPS}
+    choices |= {"sleep_dram": SLEEPS}
     for key, allowed in choices.items():
         value = getattr(config, key)
         if value not in allowed:

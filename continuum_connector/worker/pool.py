@@ -183,9 +183,9 @@ class Demand:
 class PoolGrowth:
     """Follows one engine's pool until it has its full size.
 
-    `num_ready` slots are usable. A pool that stops before `num_slots` stays smaller for now if it
-    `may_be_short`: the log says so, and we follow it further, because it tries again. Otherwise, or
-    if it has no slot at all, `why_no_tier` is a sentence with both sizes and the cause.
+    `num_ready` slots are usable. A pool that stops before `num_slots` stays smaller for now: the
+    log says so, and we follow it further, because it tries again. If it has no slot at all,
+    `why_no_tier` is a sentence with both sizes and the cause.
     """
 
     def __init__(
@@ -193,7 +193,6 @@ class PoolGrowth:
         engine: CopyEngine,
         num_slots: int,
         slot_bytes: int,
-        may_be_short: bool,
         is_again: bool = False,
         demand: Demand | None = None,
     ) -> None:
@@ -205,7 +204,6 @@ class PoolGrowth:
         self._engine = engine
         self._num_slots = num_slots
         self._slot_bytes = slot_bytes
-        self._may_be_short = may_be_short
         self.is_again = is_again
         self._demand = demand
         self._waits = False  # for more demand
@@ -261,10 +259,7 @@ class PoolGrowth:
     def _end_short(self, why: str) -> None:
         why = why or "the pool stopped growing and did not say why"
         shortage = f"only {self._progress()} of DRAM could be had: {why}"
-        if not self._may_be_short:
-            cure = "lower dram_bytes, or set dram_shortage = smaller to go on with less"
-            self.why_no_tier = f"{shortage}. dram_shortage = off, so nothing is offloaded; {cure}"
-        elif self.num_ready == 0 and not self.is_again:
+        if self.num_ready == 0 and not self.is_again:
             self.why_no_tier = f"{shortage}. Not one block fits, so nothing is offloaded"
         else:
             self._is_short = True

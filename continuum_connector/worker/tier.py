@@ -209,9 +209,7 @@ class RankTier:
         demand = None
         if self._config.dram and self._config.dram.num_left:
             demand = Demand(engine, num_slots, layout.slot_bytes, FIRST_BYTES)
-        # A size that nobody asked for is a bound, and nothing is short below it.
-        may_be_short = self._config.dram_shortage == "smaller" or bool(self._config.dram)
-        growth = PoolGrowth(engine, num_slots, layout.slot_bytes, may_be_short, is_again, demand)
+        growth = PoolGrowth(engine, num_slots, layout.slot_bytes, is_again, demand)
         self._growth = growth
         growth.start()
         self._report.ready_slots[self._rank] = growth.num_ready

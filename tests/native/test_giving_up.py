@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from continuum_connector.config import ContinuumConfig
+from continuum_connector.errors import TransferError
 from continuum_connector.messages import (
     LoadOrder,
     StepPlan,
@@ -33,14 +34,16 @@ NUM_BLOCKS, NUM_SLOTS = 8, 256  # 1 GiB of slots, of which nobody touches more t
 
 
 class Growing(NativeEngine):
-    """Its pool is one slot short at the least, and grows until `ends_short`."""
+    """Its pool is one slot short at the least, and grows until it `fails`."""
 
-    ends_short = False
+    fails = False
 
     def pool_state(self) -> PoolState:
+        if self.fails:
+            raise TransferError("the pool cannot be asked any more")
         state = super().pool_state()
         ready = min(state.ready_bytes, (NUM_SLOTS - 1) * BLOCK)
-        return dataclasses.replace(state, ready_bytes=ready, is_growing=not self.ends_short)
+        return dataclasses.replace(state, ready_bytes=ready, is_growing=True)
 
 
 class Rank:
@@ -55,7 +58,7 @@ class Rank:
         self.vram = np.zeros((NUM_BLOCKS, BLOCK), np.uint8)
         self.driver = driver
         add_vram(self.vram)
-        config = ContinuumConfig(dram_bytes=NUM_SLOTS * BLOCK, dram_shortage="off")
+        config = ContinuumConfig(dram_bytes=NUM_SLOTS * BLOCK)
         self.worker = ContinuumWorker(self._make, config)
         region = Region(self.vram.ctypes.data, BLOCK, 0, BLOCK)
         self.worker.register(Layout((region,), NUM_BLOCKS, BLOCK, "cpu", 0))
@@ -78,7 +81,7 @@ class Rank:
         return finished, self.worker.take_report() or WorkerReport()
 
     def give_up(self) -> None:
-        self.engine.ends_short = True
+        self.engine.fails = True
         finished, report = self.tell()
         assert (finished, report.outcomes, bool(report.tier_down)) == (set(), {}, True)
 

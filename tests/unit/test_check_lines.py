@@ -693,7 +693,6 @@ def test_file_cache_counts_as_free_on_a_node(tmp_path: Path) -> None:
         (70, {}, OK, "64.0 GiB wanted"),
         (70, {"dram_bytes": 0}, OK, "none wanted"),
         (69, {}, WARNING, "64.0 GiB are wanted: the tier stops growing there"),
-        (69, {"dram_shortage": "off"}, ERROR, "dram_shortage = off"),
         (6, {}, ERROR, "no DRAM tier"),
         (255, {"dram_bytes": "257GiB"}, ERROR, "the machine has 256.0 GiB in all, 257.0 GiB are"),
     ],

@@ -93,7 +93,6 @@ def test_dram_bytes_as_a_number() -> None:
     ("key", "text", "value"),
     [
         ("dram_bytes", "1GiB", 2**30),
-        ("dram_shortage", "off", "off"),
         ("sleep_dram", "release", "release"),
         ("disk_path", "/nowhere/yet", "/nowhere/yet"),
         ("disk_bytes", "1TB", 10**12),
@@ -326,7 +325,6 @@ def test_a_value_out_of_type_or_bounds_names_value_consequence_and_cure(
         ("policy", "fixed-ttl", "did you mean `fixed_ttl`?"),
         ("policy", "zzz", "choose one of adaptive, continuum, "),
         ("kv_layout", "blhnc", "did you mean `BLHNC`?"),
-        ("dram_shortage", "small", "did you mean `smaller`?"),
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(

@@ -10,16 +10,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, TransferOutcome
 from continuum_connector.worker import health as closing
 from continuum_connector.worker.engine import PoolState, Status
 from tests.fakes import FakeCopyEngine
-from tests.unit.test_worker import CONFIG, Rig, load, store
+from tests.unit.test_worker import Rig, load, store
 
 NUM_SLOTS = 64
-OFF = ContinuumConfig(dram_bytes=CONFIG.dram_bytes, dram_shortage="off")
 
 
 class SlowToClose(FakeCopyEngine):
@@ -50,8 +48,8 @@ class Given(Rig):
 
     engine: SlowToClose
 
-    def __init__(self, config: ContinuumConfig = OFF) -> None:
-        super().__init__(config=config)
+    def __init__(self) -> None:
+        super().__init__()
         loads = (load(1, "a", 3), load(2, "b", 5))
         self.worker.begin(StepPlan(loads=loads, stores=(store(3, 6),)))
         self.worker.submit_stores()
@@ -61,13 +59,9 @@ class Given(Rig):
     def make_engine(self) -> SlowToClose:
         return SlowToClose()
 
-    def end_short(self) -> None:
-        self.engine.is_growing = False
-        self.engine.why = "nothing is left"
-
     def give_up(self) -> None:
-        """The pool ends short, and the next step sees it."""
-        self.end_short()
+        """The pool cannot be asked any more, and the next step sees it."""
+        self.engine.error = "nothing is left"
         self.tell()
 
     def settle(self, *tags: int) -> None:
@@ -77,11 +71,11 @@ class Given(Rig):
 
 
 class AtStart(Rig):
-    """A rank whose pool is short from the start."""
+    """A rank whose pool cannot be asked from the start."""
 
     def make_engine(self) -> SlowToClose:
         engine = SlowToClose()
-        engine.is_growing, engine.why = False, "nothing is left"
+        engine.error = "nothing is left"
         return engine
 
 
@@ -184,13 +178,8 @@ def test_a_load_in_flight_can_be_cancelled_yet(rig: Given) -> None:
     rig.tell()  # to nobody
 
 
-def shortage(rig: Given) -> None:
-    rig.end_short()
-
-
 def not_one_block(rig: Given) -> None:
-    rig.engine.num_ready = 0
-    rig.end_short()
+    rig.engine.num_ready, rig.engine.is_growing = 0, False
 
 
 def cannot_be_asked(rig: Given) -> None:
@@ -203,17 +192,12 @@ def poison(rig: Given) -> None:
     rig.worker.submit_stores()
 
 
-WAYS = pytest.mark.parametrize("break_it", [shortage, not_one_block, cannot_be_asked, poison])
+WAYS = pytest.mark.parametrize("break_it", [not_one_block, cannot_be_asked, poison])
 
 
 @WAYS
-@pytest.mark.parametrize("config", [OFF, CONFIG], ids=["off", "smaller"])
-def test_however_it_ends_no_step_closes_the_engine(
-    break_it: Callable[[Given], None], config: ContinuumConfig
-) -> None:
-    if break_it is shortage and config is CONFIG:
-        pytest.skip("goes on, smaller")
-    rig = Given(config)
+def test_however_it_ends_no_step_closes_the_engine(break_it: Callable[[Given], None]) -> None:
+    rig = Given()
     break_it(rig)
     rig.tell()
     assert (len(rig.tier_down), rig.engine.num_closes) == (1, 0)
@@ -256,7 +240,7 @@ def test_an_engine_that_dies_after_it_was_given_up_is_no_second_tier_that_goes(r
 
 def test_at_start_it_is_waited_for(closes_when_joined: None) -> None:
     """Nobody is served yet, and what comes next at a start wants the memory."""
-    rig = AtStart(config=OFF)
+    rig = AtStart()
     assert rig.engine.closed
     assert (closers(), len(rig.tier_down)) == ([], 1)
 

@@ -16,7 +16,7 @@ from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.pool import _LOOK_EVERY
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import FakeCopyEngine
-from tests.unit.test_worker import load, store
+from tests.unit.test_worker import store
 
 GIB = 2**30
 SLOT = GIB // 4
@@ -170,27 +170,6 @@ class CountedLooks:
         return self._look()
 
 
-def test_a_pool_that_ends_early_is_no_tier_if_the_operator_says_so(lines: Lines) -> None:
-    engine = FakeCopyEngine(num_ready=4, is_growing=True)
-    worker = started(engine, dram_shortage="off")
-    worker.take_report()
-    worker.begin(StepPlan(loads=(load(1, "a", 3),), stores=(store(2, 5),)))
-    worker.submit_stores()
-    engine.is_growing, engine.why = False, WHY
-    assert worker.poll() == (set(), set())
-    report = worker.take_report()
-    assert report is not None
-    assert "only 1.0 of 16.0 GiB of DRAM could be had: the system lets" in report.tier_down
-    assert "raise ulimit -l. dram_shortage = off, so nothing is offloaded" in report.tier_down
-    assert "lower dram_bytes, or set dram_shortage = smaller" in report.tier_down
-    assert report.outcomes == {}  # its transfers settle as they end: test_giving_up.py
-    assert [level for level, _ in lines.take()] == ["INFO", "WARNING"]
-    worker.poll()
-    assert worker.take_report() is None
-    worker.shutdown()
-    assert engine.closed
-
-
 def test_a_pool_without_one_whole_block_is_no_tier() -> None:
     engine = FakeCopyEngine(num_ready=0, why=WHY)
     report = started(engine).take_report()
@@ -254,11 +233,9 @@ def test_a_pool_that_nobody_asked_for_grows_as_blocks_need_it(lines: Lines) -> N
     assert lines.take() == [], "it is not short, it waits"
 
 
-@pytest.mark.parametrize("shortage", ["smaller", "off"])
-def test_one_that_is_short_looks_again_and_says_so_once(lines: Lines, shortage: str) -> None:
-    """Also with dram_shortage = off: nobody asked for all of it."""
+def test_one_that_is_short_looks_again_and_says_so_once(lines: Lines) -> None:
     engine = FakeCopyEngine(num_ready=4)
-    worker = by_use(engine, dram_shortage=shortage)
+    worker = by_use(engine)
     lines.take()
     engine.why = "the machine has 9.0 GiB available and keeps 8.0 GiB of it"
     worker.begin(StepPlan(stores=[store(1, 0)]))

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -37,12 +36,11 @@ class NativeWorker(FakeWorker):
     so that a test does not depend on how fast they are; not while they are held."""
 
     engine_type = NativeEngine
-    config: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, fake: FakeWorker, num_blocks: int, num_slots: int) -> None:
         super().__init__(fake.groups, hold=True, rank=fake.rank)
         self.patient = True
-        config = ContinuumConfig(dram_bytes=num_slots * _PIECE, **self.config)
+        config = ContinuumConfig(dram_bytes=num_slots * _PIECE)
         self.worker = ContinuumWorker(self._make, config, rank=fake.rank)
         self._vram = np.zeros(num_blocks * _PIECE, np.uint8)
         region = Region(self._vram.ctypes.data, _PIECE, 0, _PIECE)

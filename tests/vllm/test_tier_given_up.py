@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from continuum_connector.errors import TransferError
 from continuum_connector.scheduler.tiers.transfers import Kind
 from continuum_connector.worker.engine import Direction, PoolState
 from continuum_connector.worker.native import NativeEngine
@@ -34,20 +34,19 @@ NUM_SLOTS = 400
 
 
 class GrowingEngine(NativeEngine):
-    """Of its pool a half is ready, and the other is to come until `ends_short`."""
+    """Of its pool a half is ready, and the other is to come until it `fails`."""
 
-    ends_short = False
+    fails = False
 
     def pool_state(self) -> PoolState:
+        if self.fails:
+            raise TransferError("the pool cannot be asked any more")
         state = super().pool_state()
-        return dataclasses.replace(
-            state, ready_bytes=state.ready_bytes // 2, is_growing=not self.ends_short
-        )
+        return dataclasses.replace(state, ready_bytes=state.ready_bytes // 2, is_growing=True)
 
 
 class GrowingWorker(NativeWorker):
     engine_type = GrowingEngine
-    config = MappingProxyType({"dram_shortage": "off"})
 
 
 @pytest.fixture
@@ -59,11 +58,11 @@ def served() -> Iterator[Any]:
 
 
 def give_up(engine: Engine) -> NativeWorker:
-    """The last rank's pool ends short; the scheduler hears of it."""
+    """The last rank's pool fails; the scheduler hears of it."""
     worker = engine.workers[-1]
-    worker.engine.ends_short = True
+    worker.engine.fails = True
     engine.run_until_idle(until=lambda: not engine.connector.side.tier.is_up)
-    assert "dram_shortage = off, so nothing is offloaded" in engine.connector.side.tier.down_reason
+    assert "cannot be asked any more" in engine.connector.side.tier.down_reason
     return worker
 
 

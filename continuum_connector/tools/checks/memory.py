@@ -72,9 +72,6 @@ def _room(machine: Machine, plan: Plan, dram_bytes: int, room: Headroom, locks: 
         return error("DRAM", text, f"lower dram_bytes to {size(room.usable // plan.num_servers)}")
     if room.usable < min(first, wanted):
         return error("DRAM", f"{text}: no DRAM tier", "lower dram_bytes, or free memory")
-    if plan.config.dram_shortage == "off":
-        cure = f"lower dram_bytes to {size(room.usable)}, or set dram_shortage = smaller"
-        return error("DRAM", f"{text}: no DRAM tier, as dram_shortage = off says", cure)
     return warning("DRAM", f"{text}: the tier stops growing there", "lower dram_bytes to fit")
 
 
