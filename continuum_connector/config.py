@@ -74,7 +74,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_ttl_s: Seconds = 60.0
     max_pinned_fraction: Fraction = 0.9
     max_hinted_fraction: Fraction = 0.2
-    max_wait_s: Seconds = 10.0
     max_head_start_s: Seconds = 300.0
     gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # may be infinite
     kv_layout: str = "auto"
@@ -116,8 +115,6 @@ KNOBS: dict[str, str] = {
     "max_pinned_fraction": "of VRAM blocks, for all pins; above it the cheapest pin goes first",
     "max_hinted_fraction": "of VRAM blocks, for pins that clients make longer than the policy; "
     "these give way first, so others lose at most that much idle prefix cache",
-    "max_wait_s": "how long a waiting turn spares pins that are worth more than its wait, in "
-    "seconds; only pins of programs that came before its own, and only while others run",
     "max_head_start_s": "how far before its own arrival a turn may stand in the queue, in seconds, "
     "because its program came earlier; a pin counts for half of it; 0: vLLM's order",
     "gate_wait_s": "how long to hold a program's first turn, in seconds, while its start would "
@@ -152,6 +149,7 @@ REMOVED: dict[str, str] = {
     "driver": "it follows from the device that the KV cache lies on; leave it out",
     "staged": "the first GiB of a rank's DRAM serves, and the rest follows; leave it out",
     "dram_shortage": "if the system gives less, the tier is smaller; leave it out",
+    "max_wait_s": "a waiting turn spares pins for at most 10 s; leave it out",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",
     "trunk_bytes": "a copy is at most 4 MiB a driver call; leave it out",

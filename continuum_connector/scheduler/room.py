@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 RETRY_STEPS = 8
 AGED_PER_STEP = 2  # pins whose worth a step updates; 10 us each
+MAX_WAIT_S = 10.0
 MAX_SPARED = 32  # how many pins a patient turn may spare before it gives up
 
 
@@ -39,7 +40,7 @@ class Room:
         retention: Retention,
         decider: Decider,
         costs: Costs,
-        max_wait_s: float,
+        max_wait_s: float = MAX_WAIT_S,
     ) -> None:
         self._pool = pool
         self._retention = retention

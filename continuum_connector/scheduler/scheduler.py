@@ -70,7 +70,7 @@ class SchedulerSide:
         self._build_pins(config, parts.waker)
         self._build_waits(config, parts.max_loras)
         self._build_decisions(config)
-        self.room = Room(self._pool, self.retention, self.decider, costs, config.max_wait_s)
+        self.room = Room(self._pool, self.retention, self.decider, costs)
         self.steps = Steps(
             self.retention, self.tier, self.decider, self.records, self.room, parts.waker
         )

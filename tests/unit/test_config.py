@@ -106,7 +106,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("max_ttl_s", "120", 120.0),
         ("max_pinned_fraction", "0.25", 0.25),
         ("max_hinted_fraction", "0.5", 0.5),
-        ("max_wait_s", "3", 3.0),
         ("max_head_start_s", "30", 30.0),
         ("gate_wait_s", "inf", math.inf),
         ("kv_layout", "BLNHC", "BLNHC"),

@@ -10,6 +10,7 @@ import pytest
 from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity
+from continuum_connector.scheduler.room import MAX_WAIT_S
 from continuum_connector.scheduler.turns import Turn, TurnEnd
 from continuum_connector.toolcalls.asked import ANSWER, CUT, UNREAD, Asked, Ending
 from continuum_connector.toolcalls.reader import BackgroundTokenizer, ToolReader
@@ -296,9 +297,9 @@ def test_the_price_rises_while_somebody_finds_no_room_and_falls_after() -> None:
 
 
 # --- which pins give way -------------------------------------------------------------------
-def crowded(value: float, **extra: Any) -> AgentEngine:
+def crowded(value: float) -> AgentEngine:
     """p0 is pinned at `value`; `long` runs; `new`, of a younger program, wants the pin's room."""
-    engine = pinned(80, 0, extra_config=extra)
+    engine = pinned(80, 0)
     spied(engine, value)
     engine.run_turn("a0", 400, program="p0")
     engine.add("long", 300, program="q", seed=5, max_tokens=400)
@@ -309,17 +310,17 @@ def crowded(value: float, **extra: Any) -> AgentEngine:
 
 
 def test_a_pin_worth_more_than_the_wait_is_left_alone_until_the_wait_is_too_long() -> None:
-    engine = crowded(value=1e6, max_wait_s=2.0)
+    engine = crowded(value=1e6)
     assert live(engine) == ["p0"]
     assert "new" not in engine.admissions
-    engine.clock.advance(2.0)
+    engine.clock.advance(MAX_WAIT_S)
     engine.steps(10)
     assert "new" in engine.admissions
     assert engine.ends() == {"pressure": 1}
 
 
 def test_a_pin_that_nobody_priced_gives_way_at_once() -> None:
-    engine = crowded(value=0.0, max_wait_s=2.0)
+    engine = crowded(value=0.0)
     assert "new" in engine.admissions
     assert engine.ends() == {"pressure": 1}
 
@@ -418,8 +419,9 @@ def test_in_vllms_own_order_too_it_is_known_how_many_wait() -> None:
 
 
 def test_a_turn_that_was_loaded_does_not_wait_for_pins_while_nothing_runs() -> None:
-    extra = {"dram_bytes": "64MiB", "max_wait_s": 1000}
+    extra = {"dram_bytes": "64MiB"}
     engine = AgentEngine(80, extra_config=extra, scheduler_reserve_full_isl=False)
+    engine.side.room._max_wait_s = 1000.0
     spied(engine, 1e6)
     engine.run_turn("a", 32, program="p0", seed=1)
     engine.run_turn("r", 32, program="p1", seed=2)

@@ -5,7 +5,7 @@ priority that were never admitted before, and but for those that vLLM itself ski
 LoRA adapter, a transfer that it waits for):
 
 1. No turn that arrived later than t + B is admitted before it.
-2. From t + B + max_wait_s on, neither it nor any turn before it leaves a pin alone.
+2. From t + B + MAX_WAIT_S on, neither it nor any turn before it leaves a pin alone.
 
 So it waits for those whom vLLM's own order would let pass a turn that came B later, and for no
 others. Where one turn computes at a time and takes as long in any order, it starts no later than
@@ -144,7 +144,8 @@ def test_a_head_start_of_nothing_is_vllms_order() -> None:
 
 def test_a_short_prompt_behind_a_wall_of_long_ones_waits_no_longer_than_the_bound() -> None:
     """Each of the wall is of an old program, and more of it comes all the time."""
-    engine = queue_of(2.0, num_blocks=120, max_num_seqs=4, extra_config={"max_wait_s": 0.5})
+    engine = queue_of(2.0, num_blocks=120, max_num_seqs=4)
+    engine.side.room._max_wait_s = 0.5
     for number in range(4):
         engine.run_turn(f"a{number}", 20, program=f"wall{number}", seed=number)
     engine.clock.advance(60)
@@ -306,8 +307,9 @@ def test_nobody_is_passed_by_a_turn_that_came_more_than_the_bound_later(
     plan: Plan, num_seqs: int, bound: int, wait: int
 ) -> None:
     """1 and 2 of the bound, with pins, pressure, preemptions and overlapping turns."""
-    extra = {"max_wait_s": wait * STEP_S, "ttl_s": 1.0}
+    extra = {"ttl_s": 1.0}
     engine = queue_of(bound * STEP_S, num_blocks=24, max_num_seqs=num_seqs, extra_config=extra)
+    engine.side.room._max_wait_s = wait * STEP_S
     admitted: list[Any] = []
     engine.side.records.admitted = lambda request, turn, now: admitted.append(turn)
     claim = engine.side.room._claim

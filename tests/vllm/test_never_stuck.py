@@ -154,9 +154,9 @@ def test_what_a_failed_load_had_reserved_for_its_prompt_keeps_nobody_from_loadin
     async_scheduling: bool, head_start: int
 ) -> None:
     """Who comes later and ranks before it would wait for those blocks, and it for that one."""
-    config = {"max_head_start_s": head_start, "max_wait_s": 0}
     modes: dict[str, Any] = {"policy": "priority", "async_scheduling": async_scheduling}
-    engine = tiered(30, config=config, **modes)
+    engine = tiered(30, config={"max_head_start_s": head_start}, **modes)
+    engine.connector.side.room._max_wait_s = 0.0
     run_turn(engine, "a", 100, max_tokens=1, program="a", seed=3)
     park(engine)
     run_turn(engine, "b", 300, max_tokens=1, program="b", seed=1)
@@ -193,7 +193,8 @@ def test_a_turn_that_loads_while_we_are_switched_off_and_on_and_gets_nothing_kee
 ) -> None:
     """Nobody had named its program since; in the queue it ranked behind all that came."""
     modes: dict[str, Any] = {"async_scheduling": async_scheduling, "max_num_seqs": 2}
-    engine = tiered(60, 400, config={"max_wait_s": 0.05, "max_head_start_s": 1.0}, **modes)
+    engine = tiered(60, 400, config={"max_head_start_s": 1.0}, **modes)
+    engine.connector.side.room._max_wait_s = 0.05
     lose_a_load(engine)
     switch(engine, False)
     switch(engine, True)
