@@ -127,9 +127,7 @@ def scheduler_side(
     asked = num_slots_for(config.dram_bytes or 0, node_ranks, slot_bytes)
     account.gauge("dram_wanted_blocks", asked)
     num_slots = host_slots.num_slots(config, seen, groups, node_ranks, slot_bytes)
-    traffic = Traffic(
-        world_size, HoldTable(pool), account, config.load_timeout_s, config.disk_timeout_s
-    )
+    traffic = Traffic(world_size, HoldTable(pool), account, config.disk_timeout_s)
     account.gauge("disk_wanted_bytes", config.disk_bytes)
     is_default = config.dram_bytes is None
     memory = DramPlan(num_slots, slot_bytes * world_size, is_default)

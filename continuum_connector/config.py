@@ -78,7 +78,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # may be infinite
     kv_layout: str = "auto"
     checksum_every: Every = 64
-    load_timeout_s: Seconds = 30.0
     max_programs: Count = 10_000
     trace_path: str = ""
     trace_bytes: Bytes = 256 * 2**20
@@ -123,7 +122,6 @@ KNOBS: dict[str, str] = {
     "tier is on)",
     "checksum_every": "every n-th stored block gets a checksum, compared when the block is loaded; "
     "a block that differs is computed again; 0: none, 1: all",
-    "load_timeout_s": "a load that takes longer is cancelled and recomputed, in seconds",
     "max_programs": "programs remembered; those that never came back are forgotten first",
     "trace_path": "file that gets one JSON line per decision and outcome; empty: no trace",
     "trace_bytes": "size at which the trace moves to trace_path.1 and begins anew, at least 1 MiB; "
@@ -149,6 +147,7 @@ REMOVED: dict[str, str] = {
     "driver": "it follows from the device that the KV cache lies on; leave it out",
     "staged": "the first GiB of a rank's DRAM serves, and the rest follows; leave it out",
     "dram_shortage": "if the system gives less, the tier is smaller; leave it out",
+    "load_timeout_s": "a copy that takes more than 30 s is cancelled; leave it out",
     "max_wait_s": "a waiting turn spares pins for at most 10 s; leave it out",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",
@@ -247,11 +246,6 @@ def _check(config: ContinuumConfig) -> None:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
             "so no pin would ever last that long; raise max_ttl_s or lower ttl_s"
-        )
-    if config.dram_bytes != 0 and config.load_timeout_s == 0:
-        raise ConfigError(
-            "load_timeout_s = 0 would cancel every load, so DRAM would be written and never read; "
-            "set some seconds, or dram_bytes = 0 to turn the tier off"
         )
     if 0 < config.trace_bytes < MIN_TRACE_BYTES:
         raise ConfigError(

@@ -203,7 +203,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "load_seconds",
         _H,
-        "Time of a load from queued to settled; its request waits, load_timeout_s at most",
+        "Time of a load from queued to settled; its request waits, 30 s at most",
         buckets=COPY_BUCKETS,
     ),
     Metric("tier_up", _G, "1 while the DRAM tier works; 0: off by config, or a rank has none"),

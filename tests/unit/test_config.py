@@ -110,7 +110,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("gate_wait_s", "inf", math.inf),
         ("kv_layout", "BLNHC", "BLNHC"),
         ("checksum_every", "1", 1),
-        ("load_timeout_s", "10", 10.0),
         ("max_programs", "12", 12),
         ("trace_path", "5", "5"),
         ("trace_bytes", "64MiB", 64 * 2**20),
@@ -297,7 +296,6 @@ def test_a_kubernetes_service_called_continuum_does_not_stop_the_server(name: st
         ("max_pinned_fraction", -0.1, ">= 0"),
         ("max_programs", 0, ">= 1"),
         ("max_programs", 1.5, "`int`"),
-        ("load_timeout_s", "soon", "`float`"),
         ("policy", 3, "`str`"),
         ("trace_path", 5, "`str`"),
         ("trace_files", 1, ">= 2"),
@@ -341,14 +339,6 @@ def test_a_ttl_above_its_guard_is_refused() -> None:
     assert "no pin would ever last that long" in message
     assert "raise max_ttl_s or lower ttl_s" in message
     assert load({"ttl_s": 60}).ttl_s == 60.0
-
-
-def test_a_load_timeout_of_zero_is_refused_with_a_tier_only() -> None:
-    message = refusal({"load_timeout_s": 0, "dram_bytes": "1GiB"})
-    assert "load_timeout_s = 0" in message
-    assert "never read" in message
-    assert "dram_bytes = 0" in message
-    assert load({"load_timeout_s": 0, "dram_bytes": 0}).load_timeout_s == 0.0
 
 
 def test_a_disk_slot_that_is_no_size_is_refused() -> None:

@@ -452,7 +452,7 @@ def test_the_engine_gets_this_ranks_share_of_the_dram():
 
 
 def test_an_order_that_is_cancelled_in_its_own_plan_never_leaves_and_fails_as_cancelled():
-    """An engine that did not step for load_timeout_s (`/pause?mode=keep`) plans both at once."""
+    """An engine that did not step for 30 s (`/pause?mode=keep`) plans both at once."""
     rig = Rig()
     plan = StepPlan(
         loads=(load(1, "a", 3), load(2, "b", 4)), stores=(store(3, 5), store(4, 6)), cancels=(1, 4)

@@ -87,7 +87,7 @@ class Machine(RuleBasedStateMachine):
     def start(self, groups: str, num_blocks: int, num_slots: int, costs: Any, **drawn: Any) -> None:
         config = {"policy": "adaptive" if costs else "fixed_ttl", "ttl_s": 0.5}
         max_wait_s = drawn["ours"]["max_wait_s"]
-        config |= drawn["ours"] | {"load_timeout_s": 2.0}
+        config |= drawn["ours"]
         del config["max_wait_s"]  # it is no key
         is_wanted = self.may_have_disk and bool(drawn["disk"])
         self.has_disk = is_wanted and groups == "full" and num_slots > 0
@@ -107,6 +107,7 @@ class Machine(RuleBasedStateMachine):
             groups=groups,
             config=config,
             publishes=True,
+            timeout_s=2.0,
             **built,
         )
         self.engine.connector.side.room._max_wait_s = max_wait_s

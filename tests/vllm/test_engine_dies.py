@@ -171,7 +171,7 @@ def end_copies(engine: Engine) -> None:
 def test_a_load_that_hangs_keeps_its_request_and_its_blocks_and_costs_the_tier(
     served: Any, async_scheduling: bool
 ) -> None:
-    engine = served(async_scheduling=async_scheduling, config={"load_timeout_s": 5.0})
+    engine = served(async_scheduling=async_scheduling, timeout_s=5.0)
     hung(engine)
     held = engine.usage()
     assert held > 0
@@ -195,7 +195,7 @@ def test_a_load_that_hangs_keeps_its_request_and_its_blocks_and_costs_the_tier(
 
 
 def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any) -> None:
-    engine = served(config={"load_timeout_s": 5.0})
+    engine = served(timeout_s=5.0)
     engine.worker.hold_copies()
     run_turn(engine, "a", 200, program="p", idle=False)
     engine.worker.wait_until_issued(Direction.STORE, 0)
@@ -224,7 +224,7 @@ def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any
 
 
 def test_a_request_that_gives_up_on_a_load_that_hangs_leaves_its_blocks_to_it(served: Any) -> None:
-    engine = served(config={"load_timeout_s": 5.0})
+    engine = served(timeout_s=5.0)
     hung(engine)
     held = engine.usage()
     engine.abort("b")
@@ -239,7 +239,7 @@ def test_a_request_that_gives_up_on_a_load_that_hangs_leaves_its_blocks_to_it(se
 
 
 def test_a_server_that_did_not_step_finds_no_copy_hung(served: Any) -> None:
-    engine = served(config={"load_timeout_s": 5.0})
+    engine = served(timeout_s=5.0)
     hung(engine)
     engine.clock.advance(6.0)
     engine.step()  # cancelled

@@ -41,7 +41,7 @@ def load_fails_behind_a_hit(
     """Turn a2 has `num_hit` blocks in VRAM, and the load of the other 30 has failed; what there is
     besides its 33 is pinned for program b. `by_block`: vLLM hears of the failure by block only, and
     keeps what was hit, as before 0.30; else it may begin anew."""
-    config = {"policy": "fixed_ttl", "ttl_s": 5.0, "max_ttl_s": 60.0, "load_timeout_s": 30.0}
+    config = {"policy": "fixed_ttl", "ttl_s": 5.0, "max_ttl_s": 60.0}
     engine = tiered(1 + num_hit + 52, 400, async_scheduling=async_scheduling, config=config)
     tokens = prompt(16 * (num_hit + 30), seed=1)
     run_turn(engine, "a1", tokens, max_tokens=1, program="a")
@@ -229,7 +229,7 @@ def test_who_loses_what_was_loaded_to_a_reset_does_not_stand_before_those_who_ha
 ) -> None:
     """A session that waits for its client has blocks that the turn would need to be computed. In
     its old place, with nothing, it kept vLLM (>= 0.31) from looking at the session's next turn."""
-    engine = tiered(48, groups="hybrid", config={"load_timeout_s": 80000.0})
+    engine = tiered(48, groups="hybrid", timeout_s=80000.0)
     tokens = prompt(208, seed=1)
     run_turn(engine, "a", tokens, max_tokens=1, program="a")
     park(engine)

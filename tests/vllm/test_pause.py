@@ -82,7 +82,7 @@ def test_a_pause_is_complete_once_copies_under_way_are_over(mode: Any) -> None:
 
 @PAUSES
 def test_a_pause_behind_a_copy_that_hangs_is_complete_once_the_tier_is_down(mode: Any) -> None:
-    engine = storing(config={"load_timeout_s": 5.0})
+    engine = storing(timeout_s=5.0)
     for worker in engine.workers:
         worker._cancel = lambda transfer_id: None  # the driver has it
     core = Core(engine)

@@ -99,7 +99,7 @@ def test_a_turn_comes_back_from_any_tier(
 
 
 def test_a_copy_that_hangs_takes_down_only_the_tier_that_it_is_of(with_tier: str) -> None:
-    engine = tiered(num_slots=50, config={"load_timeout_s": 2.0})  # ten of them are DRAM's, if any
+    engine = tiered(num_slots=50, timeout_s=2.0)  # ten of them are DRAM's, if any
     run_turn(engine, "a", 200, program="p")
     park(engine)
     engine.worker.cancels_late = True

@@ -115,9 +115,7 @@ def test_one_rank_that_fails_is_enough(async_scheduling: bool, groups: str) -> N
 @MODES
 @GROUPS
 def test_a_late_load_is_cancelled_and_recomputed(async_scheduling: bool, groups: str) -> None:
-    engine = loading(
-        async_scheduling=async_scheduling, groups=groups, config={"load_timeout_s": 5.0}
-    )
+    engine = loading(async_scheduling=async_scheduling, groups=groups, timeout_s=5.0)
     engine.clock.advance(4.0)
     for _ in range(5):
         engine.step()

@@ -14,6 +14,7 @@ from continuum_connector.connector import Mode
 from continuum_connector.policy.base import Choice, Offload, must_free
 from continuum_connector.scheduler.tiers.disk import DiskTier
 from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.traffic import TIMEOUT_S
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
@@ -39,12 +40,17 @@ def tiered(
 
     Hybrid groups before vLLM 0.30 have no tier: `skips` the test then, or has pins alone.
     """
+    timeout_s = kwargs.pop("timeout_s", TIMEOUT_S)  # of stores and loads
     if skips:
         skip_without_tier(kwargs.get("groups", "full"))
     slot_bytes = SLOT_BYTES * (2 if kwargs.get("groups") == "mixed" else 1)
     extra = {"dram_bytes": num_slots * slot_bytes * kwargs.get("world_size", 1)}
     extra |= kwargs.pop("config", {})
-    return Engine(num_blocks, extra_config=extra, **kwargs)
+    engine = Engine(num_blocks, extra_config=extra, **kwargs)
+    if engine.connector.side is not None:
+        of_vram, _ = engine.connector.side.traffic._all_deadlines
+        of_vram._timeout_s = timeout_s
+    return engine
 
 
 def on_disk(

@@ -28,6 +28,7 @@ from continuum_connector.scheduler.tiers.transfers import (
 # How often an engine with nothing else to do checks whether a copy that hangs has ended; and
 # whether one of a disk has, for which no request waits. If a request waits, it steps anyway.
 LOOK_S = 1.0
+TIMEOUT_S = 30.0  # after which a store or a load is cancelled
 DISK_LOOK_S = 0.05
 OF_DISK = (Kind.WRITE, Kind.READ)
 
@@ -84,8 +85,8 @@ class Traffic:
         world_size: int,
         holds: HoldTable,
         account: Account,
-        timeout_s: float,
         disk_timeout_s: float = 0.0,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.world_size = world_size
         self.holds = holds
