@@ -39,7 +39,6 @@ Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 CopyBytes = Annotated[int, msgspec.Meta(ge=4096, le=2**30)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
-TraceFiles = Annotated[int, msgspec.Meta(ge=2, le=10_000)]
 Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 POLICIES = (  # those of policy/registry.py
@@ -81,7 +80,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     max_programs: Count = 10_000
     trace_path: str = ""
     trace_bytes: Bytes = 256 * 2**20
-    trace_files: TraceFiles = 8
     trace_hashed: bool = False
     state_path: str = ""
     switch_path: str = ""
@@ -125,8 +123,7 @@ KNOBS: dict[str, str] = {
     "max_programs": "programs remembered; those that never came back are forgotten first",
     "trace_path": "file that gets one JSON line per decision and outcome; empty: no trace",
     "trace_bytes": "size at which the trace moves to trace_path.1 and begins anew, at least 1 MiB; "
-    "0: it grows without end",
-    "trace_files": "how many trace files are kept, the one at trace_path among them",
+    "8 such files are kept; 0: it grows without end",
     "trace_hashed": "1 writes programs and requests as digests whose key ends with the process",
     "state_path": "file, or directory with one file per model and device, that keeps learned tool "
     "times and costs over a restart; empty: forget",
@@ -147,6 +144,7 @@ REMOVED: dict[str, str] = {
     "driver": "it follows from the device that the KV cache lies on; leave it out",
     "staged": "the first GiB of a rank's DRAM serves, and the rest follows; leave it out",
     "dram_shortage": "if the system gives less, the tier is smaller; leave it out",
+    "trace_files": "8 files of trace_bytes are kept; leave it out",
     "load_timeout_s": "a copy that takes more than 30 s is cancelled; leave it out",
     "max_wait_s": "a waiting turn spares pins for at most 10 s; leave it out",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",

@@ -211,11 +211,12 @@ def open_trace(config: ContinuumConfig) -> Trace | NullTrace:
     return Trace(
         config.trace_path,
         max_bytes=config.trace_bytes,
-        max_files=config.trace_files,
+        max_files=MAX_FILES,
         hashes_ids=config.trace_hashed,
     )
 
 
+MAX_FILES = 8  # kept of a trace, the one at trace_path among them
 MODE = 0o600  # of files that we make; an existing file keeps its own
 
 
