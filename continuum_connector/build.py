@@ -105,7 +105,7 @@ def settled(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, st
 def policy(config: ContinuumConfig) -> Hinted:
     """Return the policy named in the config, with clients' hints answered on top of it."""
     chosen = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
-    return Hinted(chosen, config.max_ttl_s, config.max_hinted_fraction)
+    return Hinted(chosen, config.max_ttl_s)
 
 
 def scheduler_side(

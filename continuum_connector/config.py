@@ -72,7 +72,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ttl_s: Seconds = 2.0
     max_ttl_s: Seconds = 60.0
     max_pinned_fraction: Fraction = 0.9
-    max_hinted_fraction: Fraction = 0.2
     max_head_start_s: Seconds = 300.0
     gate_wait_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0  # may be infinite
     kv_layout: str = "auto"
@@ -110,8 +109,6 @@ KNOBS: dict[str, str] = {
     "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
     "max_ttl_s": "longest life of a pin, whatever a policy or a client asks, in seconds",
     "max_pinned_fraction": "of VRAM blocks, for all pins; above it the cheapest pin goes first",
-    "max_hinted_fraction": "of VRAM blocks, for pins that clients make longer than the policy; "
-    "these give way first, so others lose at most that much idle prefix cache",
     "max_head_start_s": "how far before its own arrival a turn may stand in the queue, in seconds, "
     "because its program came earlier; a pin counts for half of it; 0: vLLM's order",
     "gate_wait_s": "how long to hold a program's first turn, in seconds, while its start would "
@@ -146,6 +143,8 @@ REMOVED: dict[str, str] = {
     "dram_shortage": "if the system gives less, the tier is smaller; leave it out",
     "trace_files": "8 files of trace_bytes are kept; leave it out",
     "load_timeout_s": "a copy that takes more than 30 s is cancelled; leave it out",
+    "max_hinted_fraction": "pins that clients make longer than the policy get a fifth of VRAM, and "
+    "give way first; leave it out",
     "max_wait_s": "a waiting turn spares pins for at most 10 s; leave it out",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",

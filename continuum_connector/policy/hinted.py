@@ -35,13 +35,16 @@ NOT_READ = "not understood, so it has no effect"
 NOT_CONTINUED = "the prompt does not continue the program's last turn"
 NO_ROOM = "DRAM has no room for it now"
 NO_HINTS = Hints()
+MAX_FRACTION = 0.2
 
 
 class Hinted:
     """A policy that answers hints. `max_fraction`: the share of VRAM blocks that wishes may
     take."""
 
-    def __init__(self, policy: RetentionPolicy, max_ttl_s: float, max_fraction: float) -> None:
+    def __init__(
+        self, policy: RetentionPolicy, max_ttl_s: float, max_fraction: float = MAX_FRACTION
+    ) -> None:
         self.policy = policy
         self.name = policy.name
         self.orders = policy.orders
@@ -99,7 +102,7 @@ class Hinted:
             return ""
         return (
             f"clients' hints hold {snapshot.num_hinted_blocks} of {math.floor(budget)} blocks "
-            f"(max_hinted_fraction), {turn.num_blocks} more do not fit"
+            f"({self._max_fraction:.0%} of VRAM), {turn.num_blocks} more do not fit"
         )
 
     # --- keep_s -----------------------------------------------------------------------

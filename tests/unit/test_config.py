@@ -105,7 +105,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("ttl_s", "3.5", 3.5),
         ("max_ttl_s", "120", 120.0),
         ("max_pinned_fraction", "0.25", 0.25),
-        ("max_hinted_fraction", "0.5", 0.5),
         ("max_head_start_s", "30", 30.0),
         ("gate_wait_s", "inf", math.inf),
         ("kv_layout", "BLNHC", "BLNHC"),

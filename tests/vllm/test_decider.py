@@ -361,8 +361,8 @@ def test_a_new_user_waits_hardly_longer_than_on_a_stock_server_for_pins_of_other
 
 
 def test_wishes_for_a_prefix_that_a_running_turn_uses_do_not_hide_the_pressure() -> None:
-    extra = {"max_hinted_fraction": 0.9}
-    engine = AgentEngine(80, max_num_batched_tokens=2048, extra_config=extra)
+    engine = AgentEngine(80, max_num_batched_tokens=2048)
+    engine.side.decider.policy._max_fraction = 0.9
     engine.add("long", 300, program="q", seed=5, max_tokens=600)
     engine.steps(3)
     for number in range(4):

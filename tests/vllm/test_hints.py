@@ -64,8 +64,8 @@ STRANGERS = st.tuples(st.just("stranger"), st.integers(0, 1), st.integers(20, 20
 def played(events: Play, hints: dict[str, Any], policy: str = "fixed_ttl") -> AgentEngine:
     """Greedy programs come once and say everything in `hints`; modest ones come back. Strangers
     send prompts of their own under a modest one's id, and state FACTS."""
-    extra = {"max_hinted_fraction": 0.6, "policy": policy}
-    engine = watched(num_blocks=90, extra_config=extra)
+    engine = watched(num_blocks=90, extra_config={"policy": policy})
+    engine.side.decider.policy._max_fraction = 0.6
     last: dict[str, str] = {}
     for number, (kind, *rest) in enumerate(events):
         name = f"{number}"
@@ -196,7 +196,8 @@ def test_a_longer_pin_moves_nobodys_place_in_the_queue(wish: dict[str, Any]) -> 
 
 
 def test_a_longer_pin_whose_program_is_back_gives_way_all_the_same() -> None:
-    engine = AgentEngine(60, max_num_seqs=1, extra_config={"max_hinted_fraction": 0.5})
+    engine = AgentEngine(60, max_num_seqs=1)
+    engine.side.decider.policy._max_fraction = 0.5
     engine.run_turn("a", 200, kv_transfer_params=says("greedy", ttl_s=50))
     engine.idle(TTL_S + 0.1)
     engine.run_turn("b", 200, seed=1, kv_transfer_params=says("modest"))
@@ -225,14 +226,14 @@ def test_a_longer_pin_is_there_when_its_program_is_back_and_ends_when_promised()
 
 
 def test_the_budget_of_hinted_pins_is_full_and_free_again() -> None:
-    engine = AgentEngine(extra_config={"max_hinted_fraction": 0.2})  # 19 blocks
+    engine = AgentEngine()  # 19 blocks
     for name in ("a", "b"):
         said = says(name, ttl_s=20)
         engine.run_turn(name, 200, seed=ord(name), kv_transfer_params=said)
     assert told(engine, "a")["ttl_s"]["outcome"] == "accepted"
     refused = told(engine, "b")["ttl_s"]
     assert (refused["outcome"], refused["until_s"]) == ("clipped", TTL_S)
-    assert "13 of 19 blocks (max_hinted_fraction)" in refused["why"]
+    assert "13 of 19 blocks (20% of VRAM)" in refused["why"]
     engine.idle(21)
     engine.run_turn("c", 200, seed=7, kv_transfer_params=says("c", ttl_s=20))
     assert told(engine, "c")["ttl_s"]["outcome"] == "accepted"
@@ -241,7 +242,8 @@ def test_the_budget_of_hinted_pins_is_full_and_free_again() -> None:
 
 
 def test_a_pin_larger_than_all_pins_may_be_is_refused() -> None:
-    engine = AgentEngine(extra_config={"max_pinned_fraction": 0.1, "max_hinted_fraction": 1})
+    engine = AgentEngine(extra_config={"max_pinned_fraction": 0.1})
+    engine.side.decider.policy._max_fraction = 1.0
     engine.run_turn("a", 300, kv_transfer_params=says("p", ttl_s=20))
     why = "larger than max_pinned_fraction of VRAM"
     assert told(engine, "a")["ttl_s"] == {"hint": "ttl_s", "outcome": "refused", "why": why}
