@@ -324,7 +324,6 @@ def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> Wo
     prove = prover(
         lambda: facts.facts(vllm_config),
         lambda: facts.checkpoint(vllm_config),
-        config.disk_keep,
         config.disk_path,
     )
     return WorkerDisk(config, place, prove, time.monotonic, time.time)

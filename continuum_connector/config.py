@@ -64,7 +64,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     disk_path: str = ""
     disk_bytes: Bytes = 0
     disk_write_budget: Bytes | None = None
-    disk_keep: bool = True
     disk_timeout_s: Seconds = 5.0
     disk_slot_bytes: CopyBytes | None = None
     numa: bool = True
@@ -100,7 +99,6 @@ KNOBS: dict[str, str] = {
     "disk_bytes": "disk space per node, split over ranks; taken whole when the server starts",
     "disk_write_budget": "bytes written to the disk per day and node; left out: disk_bytes, so a "
     "drive used whole is written once a day; 0: no bound",
-    "disk_keep": "find again after a restart what the same model left on the disk; 0: begin anew",
     "disk_timeout_s": "longest that a turn waits for the disk before it is computed, in seconds",
     "disk_slot_bytes": "least bytes per read or write, per rank; smaller blocks share a disk slot; "
     "left out: 2 MiB, or a 64th of the rank's DRAM if that is less",
@@ -146,6 +144,8 @@ REMOVED: dict[str, str] = {
     "max_hinted_fraction": "pins that clients make longer than the policy get a fifth of VRAM, and "
     "give way first; leave it out",
     "max_wait_s": "a waiting turn spares pins for at most 10 s; leave it out",
+    "disk_keep": "a restart finds what the same model left on the disk; leave it out, and to begin "
+    "anew delete the disk's files",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",
     "trunk_bytes": "a copy is at most 4 MiB a driver call; leave it out",

@@ -258,12 +258,10 @@ class WorkerDisk:
                 slot_blocks=slot_blocks,
                 namespace=namespace.digest,
                 facts=namespace.facts,
-                keep=config.disk_keep,
             )
             before = read_facts(self.path)
             file = engine.open_disk(str(self.path), tuning)
-        kept = config.disk_keep
-        self._why_anew = why_anew(before, namespace.facts) if kept else "as disk_keep = 0 asks"
+        self._why_anew = why_anew(before, namespace.facts)
         spent = SpentFile(self.path.with_suffix(".spent"), self._wall_clock)
         self._spent = spent.read()
         self._watch = DiskWatch(self.path, spent)

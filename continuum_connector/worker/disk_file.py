@@ -37,7 +37,7 @@ class NativeDisk:
         namespace_id = abi.NamespaceId.from_buffer_copy(tuning.namespace)
         config = abi.DiskConfig(
             size=ctypes.sizeof(abi.DiskConfig),
-            flags=flags | (abi.DISK_KEEP if tuning.keep else 0),
+            flags=flags | abi.DISK_KEEP,
             num_threads=tuning.num_threads,
             slot_blocks=tuning.slot_blocks,
             num_slots=tuning.num_slots,

@@ -93,14 +93,13 @@ class DiskTuning:
 
     A disk slot holds `slot_blocks` consecutive blocks of a chain. `namespace`: the digest (32
     bytes) of everything that the bytes of a block depend on; `facts`: the same as JSON, for people.
-    What the file holds of another namespace is not found again. Nothing at all is, unless `keep`.
+    What the file holds of another namespace is not found again.
     """
 
     num_slots: int
     slot_blocks: int
     namespace: bytes
     facts: str
-    keep: bool = True
     num_threads: int = 8
 
 

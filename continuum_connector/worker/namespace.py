@@ -59,22 +59,18 @@ class Checkpoint:
 def prover(
     facts: Callable[[], Mapping[str, Any]],
     checkpoint: Callable[[], Checkpoint],
-    keeps: bool,
     remember_in: str,
 ) -> Callable[[Layout, Callable[[], bool]], Namespace]:
-    """Make what WorkerDisk calls to get its namespace. The call BLOCKS while it reads the weights.
-
-    `keeps`: whether a restart must find what is on the disk; if not, nothing has to be read.
-    """
+    """Make what WorkerDisk calls to get its namespace. The call BLOCKS while it reads the
+    weights."""
 
     def prove(layout: Layout, is_over: Callable[[], bool]) -> Namespace:
         proof: list[Any] = [secrets.token_hex(32)]  # of nothing: this start's own
-        if keeps:
-            reader = Reader(Path(remember_in, MEMORY), is_over)
-            try:
-                proof = _behind(lambda: reader.digest(checkpoint()))
-            except (OSError, UnprovenError) as error:
-                logger.warning("A restart will not find again what is on the disk: %s", error)
+        reader = Reader(Path(remember_in, MEMORY), is_over)
+        try:
+            proof = _behind(lambda: reader.digest(checkpoint()))
+        except (OSError, UnprovenError) as error:
+            logger.warning("A restart will not find again what is on the disk: %s", error)
         regions = [[each.dev_stride, each.host_offset, each.num_bytes] for each in layout.regions]
         known = {"format": FORMAT, **facts(), "regions": regions, "slot_bytes": layout.slot_bytes}
         known |= {"order": layout.order, "weights": proof}

@@ -157,16 +157,6 @@ def test_a_file_of_another_namespace_or_shape_is_begun_anew(path: Path, tuning: 
         rig.engine.close(LIMIT_S)
 
 
-def test_a_server_that_is_not_to_keep_the_file_begins_it_anew(path: Path) -> None:
-    for _ in range(2):
-        rig = Rig()
-        disk = Disk(rig, path, replace(TUNING, keep=False))
-        assert not disk.file.state().was_kept
-        assert disk.read(ids(2, 3), 0, 1).error == MISSING
-        disk.write(ids(0, 1), 0, 1)
-        rig.engine.close(LIMIT_S)
-
-
 def test_a_reset_makes_all_foreign_in_this_process_and_the_next(path: Path) -> None:
     rig = Rig()
     disk = Disk(rig, path)

@@ -149,7 +149,6 @@ def test_a_disk_that_is_begun_anew_says_why(folder: Path, monkeypatch: pytest.Mo
     assert live("[]") == live(one) == "begun anew because what is on it is of another server"
     assert live(one, reset=True) == "looking for what was kept"
     assert live(one) == same
-    assert live(one, disk_keep=False) == "begun anew as disk_keep = 0 asks"
 
 
 def test_a_slot_that_another_key_is_in_fails_alone(folder: Path, ends: ExitStack) -> None:
@@ -167,7 +166,7 @@ def test_who_has_read_the_weights_leaves_the_disk_threads_as_nice_as_they_make_t
 ) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     read_from = Checkpoint(str(tmp_path), time.time() + 60.0)
-    life = Life(folder, prove=prover(dict, lambda: read_from, True, str(folder)))
+    life = Life(folder, prove=prover(dict, lambda: read_from, str(folder)))
     ends.callback(life.worker.shutdown)
     assert life.found() == []
     assert life.do(write(1)) == [()]  # so one of the threads has begun; another may be about to

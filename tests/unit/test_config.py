@@ -97,7 +97,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("disk_path", "/nowhere/yet", "/nowhere/yet"),
         ("disk_bytes", "1TB", 10**12),
         ("disk_write_budget", "0", 0),
-        ("disk_keep", "off", False),
         ("disk_timeout_s", "2.5", 2.5),
         ("disk_slot_bytes", "4MiB", 4 * 2**20),
         ("numa", "no", False),

@@ -53,10 +53,9 @@ def name(
     checkpoint: Checkpoint,
     facts: dict[str, Any] = FACTS,
     layout: Layout = LAYOUT,
-    keeps: bool = True,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Namespace:
-    return prover(lambda: facts, lambda: checkpoint, keeps, str(beside))(layout, is_over)
+    return prover(lambda: facts, lambda: checkpoint, str(beside))(layout, is_over)
 
 
 def test_the_same_model_has_the_same_name_wherever_it_lies(model: Path, beside: Path) -> None:
@@ -278,14 +277,6 @@ def test_where_nothing_proves_the_weights_each_start_has_a_name_of_its_own_and_t
     says = {"said": "load_format dummy leaves no file"}.get(case, "holds no weights that are known")
     assert told[0].startswith("A restart will not find again what is on the disk: ")
     assert says in told[0]
-
-
-def test_who_keeps_nothing_reads_nothing_and_is_told_nothing(
-    model: Path, beside: Path, told: list[str]
-) -> None:
-    one, other = (name(beside, Checkpoint(str(model), SINCE), keeps=False) for _ in range(2))
-    assert one.digest != other.digest
-    assert (told, list(beside.iterdir())) == ([], [])
 
 
 def test_a_server_that_ends_meanwhile_does_not_wait_for_the_weights(

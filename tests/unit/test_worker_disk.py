@@ -137,7 +137,7 @@ def test_a_disk_is_opened_behind_and_dram_serves_meanwhile(tmp_path: Path) -> No
     assert rig.report.disk_slots == {RANK: (3 * MIB // 2 - MIB) // (4096 + 8192)}
     assert rig.file.path == str(tmp_path / "disk" / f"dp1-rank{RANK}.slab")
     tuning = rig.file.tuning
-    assert (tuning.slot_blocks, tuning.num_threads, tuning.keep) == (2, 8, True)
+    assert (tuning.slot_blocks, tuning.num_threads) == (2, 8)
     assert (tuning.namespace, tuning.facts) == (b"n" * 32, '{"model": "tiny"}')
     assert rig.asked == [LAYOUT]
     assert (tmp_path / "disk").stat().st_mode & 0o777 == 0o700

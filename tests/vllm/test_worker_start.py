@@ -231,7 +231,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
 def with_disk(path: Path, lora: Any = None) -> Any:
     """The worker of a server with a disk, and its report once the open has ended."""
-    config = server(disk_path=str(path), disk_keep=False, **DISK)
+    config = server(disk_path=str(path), **DISK)
     config.lora_config = lora
     caches, kv_cache_config = kv_caches.build(config, kv_caches.LAYOUTS[0], layers(SMALL))
     connector = a_worker(config, kv_cache_config)
