@@ -225,7 +225,6 @@ def _kv_hints(actions: Actions) -> _Statement:
     return _Statement(
         IdentitySource.CONTINUUM,
         "",
-        final=as_flag(actions.said.get("final")),
         ttl_s=as_seconds(actions.said.get("ttl_s")),
         keep_s=as_seconds(actions.said.get("keep_s")),
     )

@@ -16,12 +16,7 @@ from typing import Any
 MAX_ACTIONS = 16
 MAX_ACTION_ID_CHARS = 64
 
-# action_type -> (hint, field of the payload that holds its value; "" for plain yes)
-ACTION_TYPES = {
-    "pin": ("ttl_s", "ttl_s"),
-    "retain": ("keep_s", "ttl_s"),
-    "release": ("final", ""),
-}
+ACTION_TYPES = {"pin": "ttl_s", "retain": "keep_s"}  # the hint that it becomes
 
 
 @dataclass(frozen=True)
@@ -57,12 +52,8 @@ def _read(action: Any) -> tuple[str, Any]:
     """Return hint and value of an action; ("", None) if we do not know it."""
     kind = getattr(action, "action_type", None)
     payload = getattr(action, "payload", None)
-    hint, name = ACTION_TYPES.get(kind, ("", "")) if isinstance(kind, str) else ("", "")
-    if not hint:
-        return "", None
-    if not name:
-        return hint, True
-    value = payload.get(name) if isinstance(payload, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    hint = ACTION_TYPES.get(kind, "") if isinstance(kind, str) else ""
+    value = payload.get("ttl_s") if isinstance(payload, Mapping) else None
+    if not hint or isinstance(value, bool) or not isinstance(value, (int, float)):
         return hint, None
     return hint, value if 0 <= value < math.inf else None

@@ -25,7 +25,6 @@ ENVELOPES = [
     ("pin", envelope(action("pin", {"ttl_s": 5})), Hints(ttl_s=5.0, actions=(("a1", "ttl_s"),))),
     ("retain", envelope(action("retain", {"ttl_s": 60})),
      Hints(keep_s=60.0, actions=(("a1", "keep_s"),))),
-    ("release", envelope(action("release", {})), Hints(final=True, actions=(("a1", "final"),))),
     ("unknown", envelope(action("teleport", {})), Hints(actions=(("a1", ""),))),
     ("no payload", envelope(action("pin")), Hints(actions=(("a1", ""),))),
     ("no number", envelope(action("pin", {"ttl_s": "5"})), Hints(actions=(("a1", ""),))),
@@ -54,7 +53,6 @@ def test_actions_become_hints(sent: Any, hints: Hints) -> None:
 def test_what_the_client_wrote_into_its_params_counts_first() -> None:
     actions = read_actions(envelope(action("pin", {"ttl_s": 5})))
     assert read_hints({"continuum": {"ttl_s": 1}}, None, actions).ttl_s == 1.0
-    assert read_hints(None, {"is_last_step": 0}, read_actions(envelope(action("release")))).final
 
 
 def test_actions_are_bounded() -> None:
