@@ -100,7 +100,6 @@ class Program:
     num_finished: int = 0
     num_counted: int = 0
     last_seen: float = 0.0
-    last_finish: float | None = None
     kept: Kept = field(default_factory=lambda: Kept())  # of its last finished turn
     prompt_end: tuple[int, bytes] | None = None  # of that turn: index and hash of a block
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
@@ -306,7 +305,7 @@ class ProgramTable:
         self._programs.move_to_end(program.key)
         if not is_stray:
             program.num_finished += 1
-            program.last_finish = program.last_seen = now
+            program.last_seen = now
             program.final |= bool(hints.final)
             program.parent = program.parent or hints.parent
             if block_hashes:
@@ -360,5 +359,5 @@ def _start_over(program: Program, now: float) -> None:
     program.num_turns = program.num_finished = program.num_counted = 0
     program.kept = Kept()
     program.left.clear()
-    program.last_finish = program.parent = program.diverged = None
+    program.parent = program.diverged = None
     program.final = False

@@ -34,7 +34,6 @@ class World:
                 key=name,
                 arrival=at,
                 last_seen=50.0,
-                last_finish=50.0,
                 num_active=0,
                 left_at=lambda last_used, name=name: min(last_used, 50.0) if name == "a" else None,
             )

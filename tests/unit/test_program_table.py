@@ -57,7 +57,7 @@ def test_turns_of_one_program_share_its_record(table: ProgramTable) -> None:
     assert first is second
     assert identity == named("a")
     assert second == Program(
-        "a", IdentitySource.CLIENT, 1.0, num_turns=2, num_finished=2, last_seen=6.0, last_finish=6.0
+        "a", IdentitySource.CLIENT, 1.0, num_turns=2, num_finished=2, last_seen=6.0
     )
 
 
@@ -78,13 +78,6 @@ def test_a_program_with_a_turn_under_way_is_not_silent(table: ProgramTable) -> N
     assert program.arrival == 1.0
 
 
-def test_last_finish_measures_the_tool_call(table: ProgramTable) -> None:
-    turn(table, named("a"), 1.0)
-    program, _ = table.begin_turn(named("a"), [], 9.0)
-    assert program.last_finish is not None
-    assert program.last_seen - program.last_finish == 7.0
-
-
 def test_concurrent_turns_of_one_program_are_ordinary(table: ProgramTable) -> None:
     for _ in range(2):
         program, _ = table.begin_turn(named("a"), [], 1.0)
@@ -102,7 +95,7 @@ def test_a_finished_programs_key_may_be_used_again(table: ProgramTable) -> None:
     again, _ = table.begin_turn(named("a"), [], 100.0)
     assert again is program
     assert (again.arrival, again.num_turns, again.num_finished) == (100.0, 1, 0)
-    assert (again.final, again.last_finish) == (False, None)
+    assert not again.final
 
 
 def test_a_turn_beside_the_final_one_belongs_to_the_same_life(table: ProgramTable) -> None:
@@ -118,7 +111,7 @@ def test_a_stray_turn_takes_nothing_of_the_program(table: ProgramTable) -> None:
     program, _ = turn(table, named("a"), 1.0, "Sab", "ooo")
     _, stray = table.begin_turn(named("a", final=True), blocks("Xyz"), 5.0)
     table.end_turn(program, stray.hints, 6.0, blocks("Xyzpp"), 3, is_stray=True)
-    assert (program.final, program.last_finish, program.num_active) == (False, 2.0, 0)
+    assert (program.final, program.num_finished, program.num_active) == (False, 1, 0)
     assert turn(table, None, 7.0, "Xyzppq")[0] is not program
     assert turn(table, None, 9.0, "Saboooq")[0] is program
     assert program.arrival == 1.0

@@ -281,7 +281,6 @@ def facts_of(engine: AgentEngine) -> tuple[Any, ...]:
         program.arrival,
         program.kept,
         program.final,
-        program.last_finish,
         program.num_counted,
         [pin.rank for pin in engine.side.pins],
         engine.side.decider.away.decision_of("p").gap_s,
