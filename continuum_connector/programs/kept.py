@@ -67,12 +67,6 @@ class Kept:
         end, because the next prompt may repeat the answer without the thinking in it."""
         return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
 
-    def differs_within(self, hashes: Sequence[bytes]) -> tuple[int, int]:
-        """Between which blocks a prompt that does not continue the chain parts from it, as far as
-        the marks tell."""
-        shared = self.shared(hashes) or int(_has(hashes, (0, self.first)))
-        return shared, next((at + 1 for at, _ in self.marks if at >= shared), shared + 1)
-
     def is_told_again(
         self, hashes: Sequence[bytes], num_tokens: int, tokens: Sequence[int] | None
     ) -> bool:

@@ -22,15 +22,14 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msgspec import Struct, structs
 
+from continuum_connector.programs import divergence
+from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
-
-if TYPE_CHECKING:
-    from continuum_connector.programs.divergence import Divergence
 
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
 # sessions are done by then (P99 916 s), and learning must not wait for ever.
@@ -75,13 +74,11 @@ class Hints(Struct, frozen=True):
 
 
 class Identity(Struct, frozen=True):
-    """Which program a request belongs to. `key` is bounded in length and never empty. `parts`:
-    digests of what it was made of (divergence.py), if the middleware saw it."""
+    """Which program a request belongs to. `key` is bounded in length and never empty."""
 
     key: str
     source: IdentitySource
     hints: Hints = Hints()
-    parts: str = ""
 
 
 @dataclass
@@ -126,9 +123,20 @@ class Program:
         # An edited context: what shares at least half of it, if nothing else does.
         return max((at for at, kept in self.left.items() if kept.goes_on_in(hashes)), default=None)
 
-    def went_on(self, since: float | None, diverged: Divergence | None) -> None:
-        """A turn came that continues what was left at `since`, or that `diverged`, or neither."""
-        self.diverged = None if since is not None else diverged or self.diverged
+    def comes(
+        self, since: float | None, hints: Hints, request: Any, block_size: int
+    ) -> Divergence | None:
+        """A turn comes that continues what was left at `since`, None: nothing. Return how its
+        prompt differs from those that it goes on with; None if it continues, or goes on with
+        none."""
+        if since is not None:
+            self.diverged = None
+            return None
+        if hints.compaction:
+            return None
+        found = divergence.find(reversed(self.left.values()), self.diverged, request, block_size)
+        self.diverged = found or self.diverged
+        return found
 
     def end(self) -> None:
         """No turn follows; one under way says so itself when it ends."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.programs import divergence
 from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.kept import Kept
@@ -149,8 +148,8 @@ class SchedulerSide:
         turn.is_stray = turn.strays(request.block_hashes)
         if not turn.is_stray:
             turn.since = program.left_by(request.block_hashes)
-            turn.diverged = divergence.note(
-                program, identity, turn.since, request, self.groups.hash_size
+            turn.diverged = program.comes(
+                turn.since, identity.hints, request, self.groups.hash_size
             )
             self._answers.came_back(program, request.block_hashes)
         if program.num_active > 1:
