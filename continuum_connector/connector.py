@@ -140,7 +140,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._steps, self._tier = side.steps, side.tier
         self._gate, self._read_ahead = side.gate, side.read_ahead
         self._epochs = self._steps.epochs
-        self.end_program = lambda key: side.end_program(key, self._clock())  # for the subclass
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._traffic, self._queues = side.traffic, side.queues
         self._turns, self._records = side.turns, side.records
@@ -158,6 +157,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._on_switch = on_switch or self._on_switch
         order = "in program order" if self.side.orders else "in vLLM's order"
         logger.info("ContinuumConnector attached to %s: pins yield, turns wait %s", base, order)
+
+    def end_program(self, key: str) -> bool:
+        """End a program for an operator; False if we do not know it (scheduler subclass only)."""
+        return self.side.end_program(key, self._clock())
 
     @timed("on_new_request")
     def before_queued(self, request: Any) -> None:
