@@ -62,17 +62,6 @@ EVENTS: dict[str, str] = {
     "stop": "the scheduler half shuts down",
 }
 
-# key in the original recorder's `scheduler_timestamps`: the events that carry it here
-RECORDER_KEYS: dict[str, tuple[str, ...]] = {
-    "Request_arrival_time": ("arrive", "return"),
-    "waiting_to_running": ("admit",),
-    "evicted_to_running": ("readmit",),
-    "Request_evicted_from_running_queue_time": ("preempt",),
-    "Request_departure_time": ("decision",),
-    "pinned_time": ("decision",),  # those that pin
-    "unpinned_time": ("pin_end",),
-}
-
 
 class NullTrace:
     """No trace: the same interface, without thread and file."""

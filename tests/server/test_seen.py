@@ -124,7 +124,7 @@ def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) ->
     assert all(list(words.told(record)) for record in records)
     program = next(r["program"] for r in records if r["event"] == "outcome")
     life = explain.find(Source(path), program)
-    own = [r for r in life.records if r.get("program") == program]
+    own = [r for r in life if r.get("program") == program]
     assert own == [r for r in records if r.get("program") == program]
     assert {line.record["event"] for line in explain.lines(life)} >= {"admit", "outcome"}
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from continuum_connector.scheduler.tiers.transfers import Kind
-from continuum_connector.tools.analysis.report import NOT_READ, as_dict, rows
 from continuum_connector.tools.analysis.source import Source
-from continuum_connector.tools.analysis.summary import Summary
-from continuum_connector.tools.analysis.words import told
+from continuum_connector.tools.analysis.summary import Summary, rows
+from continuum_connector.tools.analysis.words import NOT_READ, told
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     Costs,
@@ -72,11 +71,7 @@ class Told:
         for record in records:
             summary.add(record)
         summary.finish()
-        counted = {
-            name: value
-            for name, value in as_dict(rows(summary)).get("disk", {}).items()
-            if "not read" in name
-        }
+        counted = {row.name: row.value for row in rows(summary) if "not read" in row.name}
         said = [line.text for line in [*told(admit)][1:] if not line.text.startswith("of these")]
         return answer, "; ".join(said), counted
 

@@ -18,11 +18,11 @@ from continuum_connector.tools.analysis.recorded import (
     Request,
     bailian,
     mooncake,
+    of_records,
     original,
     weka,
 )
-from continuum_connector.tools.analysis.source import SourceError as SourceError
-from continuum_connector.tools.analysis.source import is_original
+from continuum_connector.tools.analysis.source import Source, SourceError, is_original
 from continuum_connector.tools.analysis.written import (
     CHARS,
     is_open_hands,
@@ -60,6 +60,13 @@ def read(path: Path) -> Foreign:
         raise SourceError(f"{path} has no request in it, so there is nothing to play")
     [(name, note)] = formats.items()
     return Foreign(name, requests, note)
+
+
+def of_ours(source: Source) -> Foreign:
+    """The requests behind a trace of ours, or of the original recorder."""
+    if not (found := list(of_records(source.records()))):
+        raise SourceError("the trace has no turn that was admitted, so there is none to play")
+    return Foreign("ContinuumConnector", found, "answers of 1 token")
 
 
 def _name(file: Path, given: Path) -> str:

@@ -11,8 +11,6 @@ decision, with the formulas of policy/adaptive.py and certainty instead of chanc
 
 k = blocks / mean blocks of a turn, N = turns that a prefill delays. Regret = worth of the best -
 worth of the chosen, never negative. A decision is not blamed for what pressure did to its pin.
-
-Calibration judges forecasts: of the returns predicted with 70 %, did 70 % come?
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from continuum_connector.forecast import forecast
 from continuum_connector.tools.analysis.source import Record, count, number, part, text
 
 
@@ -97,66 +94,3 @@ class Stakes:
         if gap <= ttl_s:
             return self.weight * self.prefill_s - self.cost * gap
         return (self._stored(gap) if self.is_stored else 0.0) - self.cost * ttl_s
-
-
-NUM_BINS = 10
-
-
-@dataclass
-class Bin:
-    """Predictions of similar probability: how many, their sum, and how many came true."""
-
-    num: int = 0
-    total: float = 0.0
-    num_true: int = 0
-
-    @property
-    def predicted(self) -> float:
-        return self.total / self.num if self.num else 0.0
-
-    @property
-    def observed(self) -> float:
-        return self.num_true / self.num if self.num else 0.0
-
-
-class Calibration:
-    """Each outcome gives the probability `p` of a return within `horizon_s` and the gap after which
-    the program returned. The horizon is a pin's TTL, or how long a stored block stays, at most
-    until the program counts as silent. `num_open` counts the outcomes that nobody can judge."""
-
-    def __init__(self) -> None:
-        self.bins = [Bin() for _ in range(NUM_BINS)]
-        self.num_open = 0
-
-    def add(self, outcome: Record) -> None:
-        """Take in an `outcome` record."""
-        p, horizon_s = number(outcome, "p"), number(outcome, "horizon_s")
-        if text(outcome, "outcome") == "done" or p is None or horizon_s is None:
-            return  # nobody expects a program that is over to return
-        is_true = came_true(outcome, horizon_s)
-        if is_true is None:
-            self.num_open += 1
-            return
-        p = min(max(p, 0.0), 1.0)
-        one = self.bins[min(int(p * NUM_BINS), NUM_BINS - 1)]
-        one.num += 1
-        one.total += p
-        one.num_true += is_true
-
-    @property
-    def num(self) -> int:
-        return sum(one.num for one in self.bins)
-
-    @property
-    def error(self) -> float | None:
-        """The mean distance between predicted and observed, over all predictions."""
-        if not self.num:
-            return None
-        return sum(abs(one.total - one.num_true) for one in self.bins) / self.num
-
-
-def came_true(outcome: Record, horizon_s: float) -> bool | None:
-    """Whether the program returned in time; None if it was not watched for long enough."""
-    is_watched = text(outcome, "outcome") != "superseded"
-    watched_s = (number(outcome, "open_s") or 0.0) if is_watched else 0.0
-    return forecast.came_true(number(outcome, "gap_s"), watched_s, horizon_s)

@@ -8,6 +8,7 @@ tokens, in common with the lane's request before), `think` (seconds since that w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,12 +19,22 @@ BLOCK = 64  # tokens of `common_blocks`
 TOKEN_S = 0.03  # made up: what an answer's token took, where only arrivals are recorded
 
 
-def request(lane: tuple[str, str], turn: int, tokens: tuple[int, int], **more: Any) -> Request:
-    """`tokens`: of the prompt, of the answer. Only a first turn comes from a person."""
-    inp, out = tokens
-    kinds = ["tool_result" if turn else "text"]
-    head = {"trace": lane[0], "lane": lane[1], "turn": turn, "inp": max(1, inp), "out": max(1, out)}
-    return {**head, "itypes": kinds, **more}
+class Lane:
+    """One agent, and how many turns of it there are so far."""
+
+    def __init__(self, trace: str, lane: str = "main") -> None:
+        self.trace, self.lane, self.num_turns = trace, lane, 0
+
+    def turn(
+        self, inp: int, out: int, common: int, think: float, t: float | None = None
+    ) -> Request:
+        """Its next turn. `common`: tokens in common with the one before. Only the first comes from
+        a person."""
+        numbers = {"turn": self.num_turns, "inp": max(1, inp), "out": max(1, out)}
+        at = {"common_blocks": common // BLOCK, "think": think} | ({} if t is None else {"t": t})
+        kinds = ["tool_result" if self.num_turns else "text"]
+        self.num_turns += 1
+        return {"trace": self.trace, "lane": self.lane, **numbers, "itypes": kinds, **at}
 
 
 # --- equal hash ids are equal text ----------------------------------------------------------------
@@ -33,30 +44,36 @@ Conversation = list[dict[str, Any]]
 def conversations(requests: Iterable[dict[str, Any]]) -> list[Conversation]:
     """Chains of requests of which each begins with the one before, but for its last block; in
     the order of their first."""
-    open_ends: dict[tuple[int, int], Conversation] = {}  # (blocks, last of them) -> conversation
-    found = []
+    open_ends: dict[Any, Conversation] = {}  # (blocks, last of them) -> conversation
+    found: list[Conversation] = []
     for request in requests:
         ids = request["hash_ids"]
         ends = ((count, ids[count - 1]) for count in range(len(ids), 1, -1))
-        talk = next((open_ends.pop(end) for end in ends if end in open_ends), None)
-        if talk is None:
-            talk = []
-            found.append(talk)
+        talk = _continued(open_ends, ends, found)
         talk.append(request)
         if len(ids) > 2:  # the last block is not full: its id is that of its text so far
             open_ends[len(ids) - 1, ids[-2]] = talk
     return found
 
 
+def _continued(
+    open_ends: dict[Any, Conversation], ends: Iterable[Any], found: list[Conversation]
+) -> Conversation:
+    """The conversation at the first of the ends that is open, which is open no more, or a new
+    one."""
+    talk = next((open_ends.pop(end) for end in ends if end in open_ends), None)
+    if talk is None:
+        talk = []
+        found.append(talk)
+    return talk
+
+
 def _by_parent(requests: Iterable[dict[str, Any]]) -> list[Conversation]:
     """Chats by the id of the request that each goes on from."""
     last: dict[Any, Conversation] = {}
-    found = []
+    found: list[Conversation] = []
     for request in requests:
-        talk = last.pop(request["parent_chat_id"], None)
-        if talk is None:
-            talk = []
-            found.append(talk)
+        talk = _continued(last, [request["parent_chat_id"]], found)
         talk.append(request)
         last[request["chat_id"]] = talk
     return found
@@ -65,28 +82,22 @@ def _by_parent(requests: Iterable[dict[str, Any]]) -> list[Conversation]:
 def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator[Request]:
     """`block`: tokens of a hash id; `second`: of its clock."""
     for number, talk in enumerate(talks):
-        before: dict[str, Any] = {}
-        for turn, one in enumerate(talk):
-            away_s = (one["timestamp"] - before["timestamp"]) / second if before else 0.0
-            think = max(0.0, away_s - before.get("output_length", 0) * TOKEN_S)
-            yield request(
-                (f"chat{number}", "main"),
-                turn,
-                (one["input_length"], one["output_length"]),
-                common_blocks=_shared(before.get("hash_ids", ()), one["hash_ids"]) * block // BLOCK,
-                think=think,
-                t=one["timestamp"] / second,
-                itypes=["text"],
-            )
-            before = one
+        lane = Lane(f"chat{number}")
+        for before, one in zip([None, *talk], talk, strict=False):
+            think, common = 0.0, 0
+            if before is not None:
+                away_s = (one["timestamp"] - before["timestamp"]) / second
+                think = max(0.0, away_s - before["output_length"] * TOKEN_S)
+                common = _shared(before["hash_ids"], one["hash_ids"]) * block
+            lengths = one["input_length"], one["output_length"]
+            made = lane.turn(*lengths, common, think, one["timestamp"] / second)
+            yield made | {"itypes": ["text"]}
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     """How many ids two lists begin with in common."""
-    return next(
-        (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b),
-        min(len(one), len(other)),
-    )
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return sum(itertools.takewhile(bool, same))
 
 
 def mooncake(documents: list[Any], _: str) -> Iterator[Request]:
@@ -99,29 +110,27 @@ def bailian(documents: list[Any], _: str) -> Iterator[Request]:
 
 def weka(documents: list[Any], stem: str) -> Iterator[Request]:
     for index, one in enumerate(documents):
-        name = str(one.get("id") or f"{stem}{index}")
-        yield from _lane((name, "main"), one["requests"], int(one.get("block_size", BLOCK)))
+        lane = Lane(str(one.get("id") or f"{stem}{index}"))
+        yield from _agent(lane, one["requests"], int(one.get("block_size", BLOCK)))
 
 
-def _lane(lane: tuple[str, str], requests: list[Any], block: int) -> Iterator[Request]:
+def _agent(lane: Lane, requests: list[Any], block: int) -> Iterator[Request]:
     """A sub-agent stands among its parent's requests, with requests of its own."""
     before: dict[str, Any] = {}
-    turn = 0
     for index, one in enumerate(requests):
         if isinstance(one.get("requests"), list):
-            below = (lane[0], f"{lane[1]}/{one.get('agent_id') or one.get('id') or index}")
-            yield from _lane(below, one["requests"], block)
+            name = f"{lane.lane}/{one.get('agent_id') or one.get('id') or index}"
+            yield from _agent(Lane(lane.trace, name), one["requests"], block)
             continue
         shared = _shared(before.get("hash_ids") or (), one.get("hash_ids") or ())
         ended = before.get("t", 0.0) + (before.get("api_time") or 0.0)
         think = one.get("think_time")
         if think is None:
             think = max(0.0, one.get("t", ended) - ended) if before else 0.0
-        more = {"think": think, "t": one.get("t", 0.0), "common_blocks": shared * block // BLOCK}
+        made = lane.turn(one["in"], one["out"], shared * block, think, one.get("t", 0.0))
         kinds = one.get("input_types")
-        more |= {"itypes": kinds} if isinstance(kinds, list) else {}
-        yield request(lane, turn, (one["in"], one["out"]), **more)
-        before, turn = one, turn + 1
+        yield made | ({"itypes": kinds} if isinstance(kinds, list) else {})
+        before = one
 
 
 # --- our own, and the original recorder's -------------------------------------------------------
@@ -139,12 +148,10 @@ def of_records(records: Iterable[Record]) -> Iterator[Request]:
         elif record["event"] == "decision" and talk:
             talk[-1]["end"] = now
     for program, talk in turns.items():
-        before: dict[str, float] = {}
-        for turn, one in enumerate(each for each in talk if "inp" in each):
+        lane, before = Lane(program), dict[str, float]()
+        for one in (each for each in talk if "inp" in each):
             think = max(0.0, one["t"] - before.get("end", one["t"]))
-            common = int(before.get("inp", 0)) // BLOCK
-            tokens = int(one["inp"]), 1
-            yield request((program, "main"), turn, tokens, think=think, common_blocks=common)
+            yield lane.turn(int(one["inp"]), 1, int(before.get("inp", 0)), think)
             before = one
 
 

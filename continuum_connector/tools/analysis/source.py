@@ -1,9 +1,9 @@
 """Source: a trace's records, one after another, whatever else is in the file.
 
 It also reads and writes the original recorder's `scheduler_timestamps`. That is one JSON object:
-job -> list of entries in the order of time, each with one of the keys of RECORDER_KEYS and the
-wall clock in seconds; `waiting_to_running` and `evicted_to_running` also have `prompt_length` and
-`hit_length` (Continuum's estimate_with_func.py).
+job -> list of entries in the order of time, each with one of the keys of KEYS and the wall clock in
+seconds; `waiting_to_running` and `evicted_to_running` also have `prompt_length` and `hit_length`
+(Continuum's estimate_with_func.py).
 """
 
 from __future__ import annotations
@@ -12,20 +12,19 @@ import contextlib
 import itertools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from continuum_connector.errors import shown
-from continuum_connector.observe.trace import RECORDER_KEYS, older_files, older_names
+from continuum_connector.observe.trace import older_files, older_names
 
 Record = dict[str, Any]
 
 MAX_LINE = 1 << 20  # bytes; a record takes a few hundred
-MAX_COUNT = 1 << 53
-MAX_PARTS = 200  # brackets; a record of ours has a dozen
+MAX_NUMBER = 1e15  # seconds, tokens, bytes; larger numbers are not real, and their sums overflow
 _LOOK = 1 << 16  # leading bytes, within which a trace has its first record
 _decode = msgspec.json.Decoder(Record).decode
 
@@ -34,89 +33,115 @@ class SourceError(Exception):
     """The file is not a trace; the message is a sentence for the user."""
 
 
+class UnknownError(SourceError):
+    """It is no trace of ours, and not the original recorder's."""
+
+
 class Source:
     """Reads our trace, or `scheduler_timestamps` of the original recorder as if it were one.
 
-    A trace is read from its oldest file on (TraceFile). `num_bad` counts lines that are not
-    records, for instance because a crash cut them short; they are skipped. Our format is streamed.
-    The original is one JSON value and is read whole.
+    Ours is streamed, from its oldest file on (TraceFile); the original is one JSON value and is
+    read whole. `num_bad` counts what is no record, for instance because a crash cut a line short.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.num_records = 0
         self.num_bad = 0
         self.paths = [path, *older_files(path)]
         starts = [_start(each) for each in self.paths]
-        if not any(start.strip() for start in starts):
+        if not any(map(bytes.strip, starts)):
             raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
-        self._is_object = starts[0].lstrip().startswith(b"{")
-        self.is_original = not any(_has_record(start) for start in starts)
-        self.num_bytes = sum(each.stat().st_size for each in self.paths)
+        is_ours = any(_record(line) for start in starts for line in start.split(b"\n"))
+        # What begins otherwise may be anything, of any size.
+        is_object = not is_ours and starts[0].lstrip().startswith(b"{")
+        self._jobs = _json(path) if is_object else None
+        if not is_ours and not is_original(self._jobs):
+            raise UnknownError(
+                f"{path} is neither a trace of ContinuumConnector nor the original "
+                "recorder's scheduler_timestamps; give the file that trace_path names"
+            )
 
-    @property
-    def is_known(self) -> bool:
-        """Whether it is a trace of ours or of the original recorder."""
-        return not self.is_original or is_original(self._jobs())
-
-    def records(self, on_bytes: Callable[[int], object] = lambda _: None) -> Iterator[Record]:
-        """Every record, in the order of the files; `on_bytes` is called with the bytes read."""
-        if self.is_original:
-            yield from self._of_original(on_bytes)
-            return
+    def records(self) -> Iterator[Record]:
+        """Every record, in the order of the files."""
+        self.num_bad = 0
         with contextlib.ExitStack() as stack:
+            for record in self._read(stack) if self._jobs is None else read_original(self._jobs):
+                if record is not None:
+                    yield record
+                else:
+                    self.num_bad += 1
+
+    def _read(self, stack: contextlib.ExitStack) -> Iterator[Record | None]:
+        try:
             for file in reversed(self._opened(stack)):
-                yield from self._of_file(file, on_bytes)
+                while line := _line(file):
+                    if line.strip():
+                        yield _record(line)
+        except OSError as error:
+            raise _unread(self.paths[0], error) from None
 
     def _opened(self, stack: contextlib.ExitStack) -> list[BinaryIO]:
         """Open all files, the newest first. If a server moves them meanwhile, one may be met again
         under its next name, but none is missed."""
         opened: dict[tuple[int, int], BinaryIO] = {}
-        for each in itertools.chain([self.path], older_names(self.path)):
+        for each in itertools.chain(self.paths[:1], older_names(self.paths[0])):
             try:
                 file = stack.enter_context(each.open("rb"))
             except FileNotFoundError:
                 break
             except OSError as error:  # this file's records and all older ones would be missing
-                raise SourceError(f"{each} cannot be read ({error.strerror})") from None
+                raise _unread(each, error) from None
             status = os.fstat(file.fileno())
             opened.setdefault((status.st_dev, status.st_ino), file)
         return list(opened.values())
 
-    def _of_file(self, file: BinaryIO, on_bytes: Callable[[int], object]) -> Iterator[Record]:
-        try:
-            while line := _line(file):
-                on_bytes(len(line))
-                record = _record(line)
-                if record is not None:
-                    self.num_records += 1
-                    yield record
-                elif line.strip():
-                    self.num_bad += 1
-        except OSError as error:
-            raise SourceError(f"{self.path} cannot be read ({error.strerror})") from None
 
-    def _of_original(self, on_bytes: Callable[[int], object]) -> Iterator[Record]:
-        jobs = self._jobs()
-        if not is_original(jobs):
-            raise SourceError(
-                f"{self.path} is neither a trace of ContinuumConnector nor the original "
-                "recorder's scheduler_timestamps; give the file that trace_path names"
-            )
-        on_bytes(self.num_bytes)
-        for record in read_original(jobs):
-            if record is None:
-                self.num_bad += 1
-            else:
-                self.num_records += 1
-                yield record
+def _unread(path: Path, error: OSError) -> SourceError:
+    return SourceError(f"{path} cannot be read ({error.strerror})")
 
-    def _jobs(self) -> Any:
-        """The file's one JSON object; None if it is none."""
-        try:  # what begins otherwise may be anything, of any size
-            return msgspec.json.decode(self.path.read_bytes()) if self._is_object else None
-        except (OSError, ValueError, RecursionError):
-            return None
+
+def _start(path: Path) -> bytes:
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe, which cannot be read twice"}
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = kinds.get(stat.S_IFMT(mode), "a device")
+            raise SourceError(f"{path} is {kind}; give the file that trace_path names")
+        with path.open("rb") as file:
+            return file.read(_LOOK)
+    except OSError as error:
+        raise _unread(path, error) from None
+
+
+def _line(file: BinaryIO) -> bytes:
+    """The next line. Of one that is too long only the beginning, which is not a record."""
+    line = file.readline(MAX_LINE)
+    rest = line
+    while rest and not rest.endswith(b"\n"):
+        rest = file.readline(MAX_LINE)
+    return line
+
+
+def _record(line: bytes) -> Record | None:
+    try:
+        record = _decode(line)
+    except (ValueError, RecursionError):
+        return None
+    is_one = text(record, "event") and number(record, "now") is not None
+    return record if is_one else None
+
+
+def _json(path: Path) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+# --- a record's fields, whatever is in them -------------------------------------------------
+def is_number(value: object) -> bool:
+    """Whether the value is a finite number of believable size."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
 
 
 def number(record: Record, key: str) -> float | None:
@@ -128,7 +153,7 @@ def number(record: Record, key: str) -> float | None:
 def count(record: Record, key: str) -> int:
     """The field as a count; 0 if it is not one."""
     value = number(record, key)
-    return int(value) if value is not None and 0 <= value < MAX_COUNT else 0
+    return int(value) if value is not None and value > 0 else 0
 
 
 def text(record: Record, key: str) -> str:
@@ -178,51 +203,24 @@ def against_stock(record: Record) -> Kept | None:
     return Kept(*(count(told, name) for name in Kept._fields)) if told else None
 
 
-def _start(path: Path) -> bytes:
-    try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise SourceError(f"{path} is {_kind(mode)}; give the file that trace_path names")
-        with path.open("rb") as file:
-            return file.read(_LOOK)
-    except OSError as error:
-        raise SourceError(f"{path} cannot be read ({error.strerror})") from None
-
-
-def _has_record(start: bytes) -> bool:
-    return any(_record(line) for line in start.split(b"\n"))
-
-
-def _line(file: BinaryIO) -> bytes:
-    """The next line. Of one that is too long only the beginning, which is not a record."""
-    line = file.readline(MAX_LINE)
-    rest = line
-    while rest and not rest.endswith(b"\n"):
-        rest = file.readline(MAX_LINE)
-    return line
-
-
-def _record(line: bytes) -> Record | None:
-    if line.count(b"[") + line.count(b"{") > MAX_PARTS:
-        return None
-    try:
-        record = _decode(line)
-    except (ValueError, RecursionError):
-        return None
-    is_one = text(record, "event") and number(record, "now") is not None
-    return record if is_one else None
-
-
-def _kind(mode: int) -> str:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe, which cannot be read twice"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
-
-
+# --- the original recorder's format ---------------------------------------------------------
 Entry = dict[str, Any]
-MAX_NUMBER = 1e15  # seconds, tokens, bytes; larger numbers are not real, and their sums overflow
-_ARRIVAL, _ADMIT, _READMIT, _PREEMPT, _DEPARTURE, _PINNED, _UNPINNED = RECORDER_KEYS
-_KEYS = {event: key for key, events in RECORDER_KEYS.items() for event in events}
-_KEYS["decision"] = _DEPARTURE  # `pinned_time` is a second entry
+# Its key for each event of ours. Of those with two events the first is what it is read as.
+KEYS = {
+    "arrive": "Request_arrival_time",
+    "return": "Request_arrival_time",
+    "admit": "waiting_to_running",
+    "readmit": "evicted_to_running",
+    "preempt": "Request_evicted_from_running_queue_time",
+    "decision": "Request_departure_time",
+    "pin_end": "unpinned_time",
+}
+_PINNED = "pinned_time"  # a second entry of a decision to pin
+
+
+def is_original(jobs: Any) -> bool:
+    """Whether this is the original recorder's: some job has an entry that is known."""
+    return isinstance(jobs, dict) and any(each is not None for each in read_original(jobs))
 
 
 def read_original(jobs: Mapping[str, Any]) -> Iterator[Record | None]:
@@ -231,37 +229,28 @@ def read_original(jobs: Mapping[str, Any]) -> Iterator[Record | None]:
         yield from _of_job(job, entries) if isinstance(entries, list) else [None]
 
 
-def is_original(jobs: Any) -> bool:
-    """Whether this is the original recorder's: some job has an entry that is known."""
-    if not isinstance(jobs, dict):
-        return False
-    lists = {job: entries for job, entries in jobs.items() if isinstance(entries, list)}
-    return any(record is not None for record in read_original(lists))
-
-
 def _of_job(job: str, entries: list[Any]) -> Iterator[Record | None]:
     """One job's entries as records. A departure followed by a pin was the decision to pin."""
     turn, arrived, pinned = 0, 0.0, 0.0
     for entry, after in zip(entries, [*entries[1:], None], strict=False):
-        key = next((key for key in RECORDER_KEYS if _time(entry, key) is not None), None)
-        if key is None:
+        if _time(entry, _PINNED) is not None:
+            pinned = entry[_PINNED]
+            continue
+        event = next((event for event, key in KEYS.items() if _time(entry, key) is not None), "")
+        if not event:
             yield None
             continue
-        now, more = entry[key], {}
-        if key == _PINNED:
-            pinned = now
-            continue
-        if key == _ARRIVAL:
+        now, more = entry[KEYS[event]], {}
+        if event == "arrive":
             turn, arrived = turn + 1, now
-        elif key in (_ADMIT, _READMIT):
+        elif event in ("admit", "readmit"):
             hits = {"vram": entry.get("hit_length", 0), "dram": 0}
             more = {"tokens": entry.get("prompt_length"), "hit_tokens": hits}
             more["waited_s"] = now - arrived
-        elif key == _DEPARTURE:
+        elif event == "decision":
             more = {"decision": "free" if _time(after, _PINNED) is None else "pin"}
-        elif key == _UNPINNED:
+        elif event == "pin_end":
             more = {"held_s": now - pinned}
-        event = RECORDER_KEYS[key][0]
         yield {"t": now, "now": now, "event": event, "program": job, "turn": turn, **more}
 
 
@@ -269,17 +258,16 @@ def write_original(records: Iterable[Record]) -> dict[str, list[Entry]]:
     """Every job's entries. What the original does not know, such as loads, is left out."""
     jobs: dict[str, list[Entry]] = {}
     for record in records:
-        key, program, t = _KEYS.get(record["event"]), record.get("program"), record.get("t")
-        if key is None or not isinstance(program, str) or t is None:
+        event, program, t = record["event"], record.get("program"), record.get("t")
+        if event not in KEYS or not isinstance(program, str) or t is None:
             continue
-        entry: Entry = {key: t}
+        entry: Entry = {KEYS[event]: t}
         tokens, hits = record.get("tokens"), record.get("hit_tokens")
-        if key in (_ADMIT, _READMIT) and tokens is not None and isinstance(hits, Mapping):
+        if event in ("admit", "readmit") and tokens is not None and isinstance(hits, Mapping):
             entry |= {"prompt_length": tokens, "hit_length": sum(filter(is_number, hits.values()))}
         entries = jobs.setdefault(program, [])
         place = len(entries)
-        is_late = key == _UNPINNED and record.get("cause") == "superseded"
-        if is_late and entries and _PINNED in entries[-1]:
+        if record.get("cause") == "superseded" and entries and _PINNED in entries[-1]:
             place -= 2  # the pin was handled before its successor's departure and pin
         entries.insert(place, entry)
         if record.get("decision") == "pin":
@@ -288,11 +276,4 @@ def write_original(records: Iterable[Record]) -> dict[str, list[Entry]]:
 
 
 def _time(entry: Any, key: str) -> float | None:
-    value = entry.get(key) if isinstance(entry, dict) else None
-    return value if is_number(value) else None
-
-
-def is_number(value: object) -> bool:
-    """Whether the value is a finite number of believable size."""
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_one and -MAX_NUMBER < value < MAX_NUMBER  # type: ignore[operator]
+    return number(entry, key) if isinstance(entry, dict) else None

@@ -1,4 +1,4 @@
-"""Words: what one record of a trace says, as a sentence with its numbers."""
+"""Words: what one record of a trace says, as sentences; how seconds and bytes are printed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from continuum_connector.errors import shown
-from continuum_connector.tools.analysis.report import NOT_READ, seconds
 from continuum_connector.tools.analysis.source import (
     Record,
     against_stock,
@@ -17,6 +16,35 @@ from continuum_connector.tools.analysis.source import (
     texts,
     tiers,
 )
+
+# Why a turn did not get from the disk what the disk had.
+NOT_READ = {
+    "prefill": "a prefill is cheaper",
+    "room": "DRAM had no room",
+    "deadline": "its deadline passed",
+    "failed": "a read failed",
+    "cleared": "the tier was reset or went down meanwhile",
+    "stuck": "the disk owed an answer for too long",
+    "down": "there was no disk",
+    "unsaved": "blocks left DRAM before they were written",
+    "budget": "the write budget did not allow blocks to be written",
+}
+
+
+def seconds(value: float) -> str:
+    """Seconds as text, to three digits if three are enough."""
+    if value and abs(value) < 0.01:
+        return f"{1000 * value:.3g} ms"
+    return f"{value:,.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
+
+
+def size(value: float) -> str:
+    """Bytes as text."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    return f"{value:,.4g} TiB"
 
 
 class Line(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from continuum_connector.tools.analysis.recorded import BLOCK, Request, request
+from continuum_connector.tools.analysis.recorded import Lane, Request
 from continuum_connector.tools.analysis.source import is_number
 
 CHARS = 4  # of text per token
@@ -24,28 +24,19 @@ def _tokens(content: Any) -> int:
     return -(-len(text) // CHARS)
 
 
-class _Talk:
+class _Talk(Lane):
     """A context that only grows: what was in it before is common."""
 
-    def __init__(self, name: str) -> None:
-        self._lane = (name, "main")
-        self._tokens = self._common = self._turn = 0
-
-    @property
-    def num_turns(self) -> int:
-        return self._turn
+    _tokens = _common = 0
 
     def add(self, num_tokens: int) -> None:
         self._tokens += num_tokens
 
     def answered(self, num_tokens: int, think: float = 0.0, prompt: int = 0) -> Request:
         """The request for an answer of so many tokens. `prompt`: its length, if recorded."""
-        inp = prompt or self._tokens
-        more = {"think": think if self._turn else 0.0, "common_blocks": self._common // BLOCK}
-        found = request(self._lane, self._turn, (inp, num_tokens), **more)
+        inp, common = prompt or self._tokens, self._common
         self._tokens = self._common = inp + num_tokens
-        self._turn += 1
-        return found
+        return self.turn(inp, num_tokens, common, think if self.num_turns else 0.0)
 
 
 def swe_agent(documents: list[Any], stem: str) -> Iterator[Request]:

@@ -11,11 +11,10 @@ from typing import Annotated
 import msgspec
 import typer
 
+from continuum_connector import files
 from continuum_connector.tools.analysis import foreign
-from continuum_connector.tools.analysis.recorded import of_records
-from continuum_connector.tools.analysis.source import Source, write_original
+from continuum_connector.tools.analysis.source import Source, UnknownError, write_original
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import Force, may_write, put, records
 
 
 class Format(str, enum.Enum):
@@ -35,7 +34,7 @@ def convert(
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Empty: the format's own name, here.")
     ] = None,
-    force: Force = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """Write a trace in another form.
 
@@ -51,33 +50,42 @@ def convert(
     \b
       continuum simulate --workload TRACE
     """
-    source = None if trace.is_dir() else Source(trace)
-    ours = source if source is not None and source.is_known else None
+    ours = _ours(trace)
     to = to or (Format.SCHEDULER_TIMESTAMPS if ours else Format.REQUESTS)
     path = out or Path(to.value)
-    if not path.name:
-        raise CommandError(f"--out {path} names no file; give one")
-    may_write(path, force, [source] if source else [])
+    _may_write(path, force, ours.paths if ours else [trace])
     if to is Format.REQUESTS:
-        data, said = _requests(trace, ours)
-        skipped = ""
+        name, found, note = foreign.read(trace) if ours is None else foreign.of_ours(ours)
+        data, made_up = msgspec.json.Encoder().encode_lines(found), f" (made up: {note})"
+        said = f"{len(found):,} requests of {name}{made_up if note else ''} written to {path}"
     elif ours is not None:
-        jobs = write_original(records(ours))
-        data, said = json.dumps(jobs, indent=2).encode(), f"{len(jobs):,} programs"
-        skipped = f"; {ours.num_bad:,} lines skipped"
+        jobs = write_original(ours.records())
+        data = json.dumps(jobs, indent=2).encode()
+        said = f"{len(jobs):,} programs written to {path}; {ours.num_bad:,} lines skipped"
     else:
         raise CommandError(f"{trace} has no decisions to be told as {to.value}; leave --to out")
-    put(path, data)
-    print(f"{said} written to {path}{skipped}")
+    try:
+        files.put(path, data)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written ({error.strerror})") from None
+    print(said)
 
 
-def _requests(trace: Path, ours: Source | None) -> tuple[bytes, str]:
-    """A JSON line for each, and how many there are of what."""
-    if ours is None:
-        name, found, note = foreign.read(trace)
-    else:
-        name, found, note = "ContinuumConnector", [*of_records(records(ours))], "answers of 1 token"
-        if not found:
-            raise CommandError(f"{trace} has no turn that was admitted, so there is none to play")
-    made_up = f" (made up: {note})" if note else ""
-    return msgspec.json.Encoder().encode_lines(found), f"{len(found):,} requests of {name}{made_up}"
+def _ours(trace: Path) -> Source | None:
+    """The trace, if it is ours or the original recorder's."""
+    try:
+        return None if trace.is_dir() else Source(trace)
+    except UnknownError:
+        return None
+
+
+def _may_write(path: Path, forced: bool, read: list[Path]) -> None:
+    """Raise CommandError, before a long read, if writing `path` would destroy something unasked."""
+    if not path.name:
+        raise CommandError(f"--out {path} names no file; give one")
+    if not path.exists():
+        return
+    if any(files.is_same(path, each) for each in read):
+        raise CommandError(f"{path} is the trace itself, which would be lost; name another file")
+    if not forced:
+        raise CommandError(f"{path} exists and would be lost; name another file, or add --force")

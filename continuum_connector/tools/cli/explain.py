@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections import Counter
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -11,20 +14,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from continuum_connector.tools.analysis.life import (
-    EVERYBODY,
-    Life,
-    Lines,
-    Search,
-    decisions,
-)
-from continuum_connector.tools.analysis.report import seconds
-from continuum_connector.tools.analysis.source import Source, count, text, tiers
-from continuum_connector.tools.analysis.words import Line, told
+from continuum_connector.errors import shown
+from continuum_connector.tools.analysis.source import Record, Source, count, number, text, tiers
+from continuum_connector.tools.analysis.words import Line, seconds
+from continuum_connector.tools.analysis.words import told as lines_of
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import records, room, terminal
+from continuum_connector.tools.cli.terminal import room, terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
+# What happens to every program.
+EVERYBODY = ("start", "epoch", "tier_down", "disk_down", "switch", "stop")
 
 
 def explain(
@@ -39,77 +38,112 @@ def explain(
 
     Times are seconds since its first arrival. Below each decision is what every alternative
     was worth and what was known; below the next turn's admission, what came of the decision.
-    Without a program: every decision of all programs on one line, with its outcome; a terminal gets
-    the columns that it has room for.
+    Without a program: every decision of all programs on one line, with its outcome.
     """
     source = Source(trace)
     if not program:
-        log(source, as_json)
+        _list(source, as_json)
         return
     life = find(source, program)
     if as_json:
-        began = life.records[0]["now"]
+        began = life[0]["now"]
         rows = [(each.record["now"] - began, each.text, each.record) for each in lines(life)]
         keys = ("seconds", "text", "record")
         print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
         return
     console = terminal()
-    console.print(head(life))
+    console.print(_head(life))
     console.print()
-    console.print(timeline(life))
+    console.print(_timeline(life))
     if source.num_bad:
         console.print(f"{source.num_bad:,} lines of the trace are no records: skipped.")
 
 
-def log(source: Source, as_json: bool) -> None:
-    """Print every decision with its outcome, in the order of the decisions."""
-    told = decisions(records(source))
-    if as_json:
-        for decision, outcome in told:
-            print(json.dumps({"decision": decision, "outcome": outcome}))
-        return
-    lines, since = Lines(room()), None
-    for decision, outcome in told:
-        if since is None:
-            since = decision["now"]
-            print(lines.head())
-        print(lines.line(decision, outcome, since))
-    if since is None:
-        raise CommandError("no turn has ended in this trace, so nothing was decided")
-    if lines.dropped:
-        dropped = "; ".join(lines.dropped)
-        said = f"Left out for want of room: {dropped}. A pipe, a file and --json have all."
-        terminal().print(f"\n{said}")
+# --- which program --------------------------------------------------------------------------
+_LONG = 100  # leading characters of an id that identify a program for certain
+_SHORTENED = re.compile(r"(.+)~[0-9a-f]{32}").fullmatch  # a long id's key (programs/program.py)
 
 
-def find(source: Source, program: str) -> Life:
-    """The life of the program that has this name or id, or else the only one whose name or id
-    begins with it. CommandError lists programs if there is none, or several."""
-    search = Search(program)
-    search.read(records(source))
-    if (life := search.life()) is not None:
-        return life
-    if not search.found and len(begun := search.begun()) == 1:
-        return find(Source(source.path), begun[0])
-    raise CommandError(search.excuse())
+def find(source: Source, wanted: str) -> list[Record]:
+    """The records of the wanted program, and of what happened to every program meanwhile."""
+    turns: Counter[str] = Counter()
+    for record in source.records():
+        if key := text(record, "program"):
+            turns[key] += record["event"] == "decision"
+    return _life(source.records(), choose(shown(wanted), turns))
 
 
-def head(life: Life) -> Text:
+def choose(wanted: str, turns: Counter[str]) -> str:
+    """The program that has this name or id, or else the only one with an ended turn whose name or
+    id begins with it. CommandError lists programs if there is none, or several.
+
+    The connector puts a namespace before the ids that clients send (`job:x`), and another before
+    that if they send a salt (`salted:1f..:job:x`): an id is understood with and without them. So is
+    "codex:…7f3e", as `short` writes names.
+    """
+    begin, _, end = wanted.partition("…")
+    found = [wanted] if wanted in turns else [key for key in turns if _is_named(key, wanted)]
+    found = found or [
+        key
+        for key, num in turns.most_common()
+        if num and key.endswith(end) and any(each.startswith(begin) for each in _ids(key))
+    ]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        more = f" and {len(found) - 5:,} more" if len(found) > 5 else ""
+        any_of = f"any of {', '.join(found[:5])}{more}"
+        raise CommandError(f"{wanted!r} may be {any_of}; give more of the name")
+    close = difflib.get_close_matches(wanted, [*turns][:5000], 5)
+    meant = f"; did you mean {', '.join(close)}?" if close else ";"
+    most = ", ".join(key for key, _ in turns.most_common(5)) or "none"
+    raise CommandError(
+        f"no program {wanted!r} is in the trace{meant} Those with most turns: {most}"
+    )
+
+
+def _is_named(key: str, wanted: str) -> bool:
+    if wanted in _ids(key):
+        return True
+    shortened = _SHORTENED(key)
+    begins = _ids(shortened[1]) if shortened else []
+    return any(len(begin) >= _LONG and wanted.startswith(begin) for begin in begins)
+
+
+def _ids(key: str) -> list[str]:
+    """The key, and what is left of it without each of its namespaces."""
+    parts = key.split(":", 4)
+    return [":".join(parts[i:]) for i in range(len(parts))]
+
+
+def _life(records: Iterable[Record], key: str) -> list[Record]:
+    life: list[Record] = []
+    since: list[Record] = []  # the program's last record, what happened to everybody
+    for record in records:
+        if text(record, "program") == key:
+            life += [*since, record]
+            since = []
+        elif life and record["event"] in EVERYBODY:
+            since.append(record)
+    return life
+
+
+# --- its life -------------------------------------------------------------------------------
+def _head(life: list[Record]) -> Text:
     """One line that sums the life up."""
-    of = {event: [each for each in life.records if each["event"] == event] for event in _SUMMED}
-    outcomes = Counter(text(each, "outcome") for each in of["outcome"])
-    num = sum(count(each, "tokens") for each in of["admit"])
-    lived_s = life.records[-1]["now"] - life.records[0]["now"]
-    parts = [*named_by(life), f"{len(of['decision'])} turns in {seconds(lived_s)}"]
-    if num:
-        vram, dram, disk = map(sum, zip(*map(tiers, of["admit"]), strict=True))
+    outcomes = Counter(text(each, "outcome") for each in life if each["event"] == "outcome")
+    admitted = [each for each in life if each["event"] == "admit"]
+    num_turns = sum(each["event"] == "decision" for each in life)
+    lived_s = life[-1]["now"] - life[0]["now"]
+    parts = [*_named_by(life), f"{num_turns} turns in {seconds(lived_s)}"]
+    if num := sum(count(each, "tokens") for each in admitted):
+        vram, dram, disk = map(sum, zip(*map(tiers, admitted), strict=True))
         on_disk = f", {disk:,} on disk" if disk else ""
         parts.append(f"of {num:,} prompt tokens {vram:,} in VRAM, {dram:,} in DRAM{on_disk}")
     parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]
-    return Text.assemble((life.key, "bold"), f"  {' · '.join(parts)}")
+    return Text.assemble((text(life[0], "program"), "bold"), f"  {' · '.join(parts)}")
 
 
-_SUMMED = ("decision", "outcome", "admit")
 NAMED_BY = {
     "kv_transfer_params": "named in kv_transfer_params",
     "job_id": "named by job_id or program_id",
@@ -119,15 +153,15 @@ NAMED_BY = {
 }
 
 
-def named_by(life: Life) -> list[str]:
+def _named_by(life: list[Record]) -> list[str]:
     """Where its turns' id came from (docs/identity.md); nothing if the trace does not say."""
-    found = dict.fromkeys(text(e, "source") for e in life.records if "source" in e)
+    found = dict.fromkeys(text(each, "source") for each in life if "source" in each)
     if list(found) == ["none"]:
         return ["no id, and nothing went on from it"]
     return [NAMED_BY[source] for source in found if source in NAMED_BY]
 
 
-def timeline(life: Life) -> Table:
+def _timeline(life: list[Record]) -> Table:
     """A table of time, turn and what happened."""
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
@@ -140,7 +174,7 @@ def timeline(life: Life) -> Table:
         turn = count(line.record, "turn") * is_own or turn_before
         if turn != turn_before and turn_before:
             table.add_row()
-        at = f"{line.record['now'] - life.records[0]['now']:,.2f} s"
+        at = f"{line.record['now'] - life[0]['now']:,.2f} s"
         table.add_row(
             "" if line.kind == "detail" else at,
             Text(f"turn {turn}" if turn != turn_before else "", "bold"),
@@ -150,6 +184,76 @@ def timeline(life: Life) -> Table:
     return table
 
 
-def lines(life: Life) -> list[Line]:
+def lines(life: list[Record]) -> list[Line]:
     """Every line of the life."""
-    return [line for record in life.records for line in told(record)]
+    return [line for record in life for line in lines_of(record)]
+
+
+# --- every decision -------------------------------------------------------------------------
+MAX_OPEN = 100_000  # decisions that wait for their outcome; beyond, the oldest counts as open
+LIST = "{:>9} {:<{room}} {:>4} {:>8} {:<17} {:<12} {}"  # 80 columns, with a name of 16 characters
+WIDEST = 48  # characters of a name, where there is room
+
+Pair = tuple[Record, Record | None]
+
+
+def _list(source: Source, as_json: bool) -> None:
+    """Print every decision with its outcome, in the order of the decisions."""
+    told = decisions(source.records())
+    if as_json:
+        for decision, outcome in told:
+            print(json.dumps({"decision": decision, "outcome": outcome}))
+        return
+    columns, since = room(), None
+    of_name = min(max(16, columns - 64), WIDEST)
+    for decision, outcome in told:
+        if since is None:
+            since = decision["now"]
+            names = ("time", "program", "turn", "tokens", "decided", "outcome", "saved")
+            print(LIST.format(*names, room=of_name)[:columns])
+        at, came = decision["now"] - since, outcome or {"outcome": "(open)"}
+        line = LIST.format(
+            f"{at:,.2f}s" if at < 10_000 else f"{at:.0f}s",
+            short(text(decision, "program"), of_name),
+            count(decision, "turn"),
+            f"{count(decision, 'tokens'):,}",
+            _decided(decision)[:17],
+            text(came, "outcome").replace("_", " ")[:12],
+            seconds(number(came, "saved_s") or 0.0) if came.get("saved_s") else "",
+            room=of_name,
+        )
+        print(line[:columns].rstrip())
+    if since is None:
+        raise CommandError("no turn has ended in this trace, so nothing was decided")
+
+
+def decisions(records: Iterable[Record]) -> Iterator[Pair]:
+    """Each decision in order, with its outcome; None if the trace has none."""
+    pending: OrderedDict[tuple[str, int], Pair] = OrderedDict()  # by program and turn
+    for record in records:
+        key = text(record, "program"), count(record, "turn")
+        if record["event"] == "decision":
+            if len(pending) >= MAX_OPEN:
+                yield pending.popitem(last=False)[1]
+            pending[key] = record, None
+        elif record["event"] == "outcome" and key in pending and pending[key][1] is None:
+            pending[key] = pending[key][0], record
+        while pending and next(iter(pending.values()))[1] is not None:
+            yield pending.popitem(last=False)[1]
+    yield from pending.values()
+
+
+def _decided(decision: Record) -> str:
+    ttl_s = number(decision, "ttl_s")
+    copy = ", copy" if text(decision, "then") == "store" else ""
+    return text(decision, "decision") + (f" {seconds(ttl_s)}{copy}" if ttl_s is not None else "")
+
+
+def short(name: str, room: int) -> str:
+    """A name that is too long, with its namespace, which says where the id came from, and its end,
+    because ids differ there."""
+    if len(name) <= room:
+        return name
+    namespace, colon, _ = name.partition(":")
+    begin = f"{namespace}{colon}"[: room // 2] if colon else ""
+    return f"{begin}…{name[1 + len(begin) - room :]}"

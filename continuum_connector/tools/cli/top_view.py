@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from continuum_connector.tools.analysis.report import seconds, size
+from continuum_connector.tools.analysis.words import seconds, size
 from continuum_connector.tools.cli.rates import Numbers, by_number
 
 BAR = 20  # characters
