@@ -281,27 +281,6 @@ def test_a_benchmark_says_which_package_it_lacks(tmp_path: Path) -> None:
     assert "needs the package nothing_of_this_name" in done.stderr
 
 
-def test_ctrl_c_later_ends_without_a_traceback(hostile: Servers) -> None:
-    words = [
-        sys.executable,
-        "-c",
-        MAIN,
-        "top",
-        f"{hostile.base}/good",
-        "--json",
-        "--interval",
-        "0.1",
-    ]
-    with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRON, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert json.loads(process.stdout.readline())["trouble"] == ""
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (130, "")
-
-
 def test_bench_compare_needs_nothing_but_the_files(tmp_path: Path) -> None:
     for arm, factor in (("none", 1.0), ("continuum:adaptive", 0.5)):
         ab_results.measured(tmp_path, ab_results.run_of(arm), factor)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import shutil
@@ -27,12 +26,11 @@ from typer.testing import CliRunner, Result
 from continuum_connector.observe.metric import Kind
 from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
 from continuum_connector.tools.cli.app import app
-from continuum_connector.tools.cli.rates import Numbers, Scrape, numbers
-from continuum_connector.tools.cli.server import CommandError, Server
-from continuum_connector.tools.cli.top import WINDOW_S, Watch
-from continuum_connector.tools.cli.top_view import screen
+from continuum_connector.tools.cli.server import CommandError, Scrape, Server
+from continuum_connector.tools.cli.top import WINDOW_S, Watch, screen
 
 ROOT = Path(__file__).resolve().parents[2]
+MAIN = "from continuum_connector.tools.cli.entry import main; main()"
 HOST = 'engine="0",model_name="tiny"'
 VLLM = {
     f"vllm:num_requests_running{{{HOST}}}": 3.0,
@@ -73,10 +71,6 @@ LATER: dict[str, float] = {  # two seconds after zero
     "outcomes{pin_in_time}": 6,
     "outcomes{pin_never}": 3,
     "outcomes{free_recomputed}": 1,
-    "forecasts{90-100}": 100,
-    "forecasts_true{90-100}": 93,
-    "forecasts{40-50}": 20,
-    "forecasts_true{40-50}": 15,
 }
 
 
@@ -123,75 +117,77 @@ def text_of(*samples: dict[str, float]) -> str:
     return "".join(f"{name} {value}\n" for name, value in merged.items())
 
 
-def two(later: dict[str, float], vllm: dict[str, float] | None = None) -> Numbers:
-    """The numbers of a server on which `later` happened within two seconds."""
-    before = Scrape.parse(text_of(VLLM, ours({})), 10.0)
-    return numbers(before, Scrape.parse(text_of(VLLM | (vllm or {}), ours(later)), 12.0))
+Seen = tuple[Scrape, Scrape]
 
 
-# --- numbers ----------------------------------------------------------------------------
-def test_two_scrapes_become_rates_and_shares() -> None:
-    shown = two(LATER | {"store_seconds": 4.0, "hook_seconds{get_finished}": 2.0})
-    kept = shown["kept"]
-    assert kept is not None
-    assert (shown["interval_s"], shown["served"]["num_running"], shown["served"]["models"]) == (
-        2.0,
-        3,
-        ["tiny"],
-    )
-    against = {"only_ours": 0.6, "stock_too": 0.15, "only_stock": 0.02, "unknown": 0.0}
-    assert kept["hit"] == {"vram": 0.5, "dram": 0.25, "disk": 0.0, "computed": 0.25} | against
-    assert (kept["pinned"], kept["held_for_stores"], kept["num_pins"]) == (0.2, 0.1, 2)
-    assert (kept["dram_used"], kept["dram_used_bytes"]) == (0.5, 25 * 2**20)
-    assert kept["decisions_per_s"] == {"pin": 1.5, "offload": 0.0, "free": 0.5}
-    assert kept["pins_ended"]["returned"] == 3
-    assert (kept["stores"]["per_s"], kept["stores"]["bytes_per_s"], kept["stores"]["mean_s"]) == (
-        2.0,
-        2e9,
-        0.25,
-    )
-    assert (kept["stores"]["in_flight"], kept["stores"]["num_bad"], kept["loads"]["mean_s"]) == (
-        1,
-        1,
-        None,
-    )
-    assert [(one["name"], one["num"], one["share"]) for one in kept["worst"]] == [
-        ("pin never", 3, 0.3),
-        ("free recomputed", 1, 0.1),
-    ]
-    assert [(hook["name"], hook["busy"], hook["mean_s"]) for hook in kept["hooks"]] == [
-        ("get_finished", 0.25, 0.25)
-    ]
+def between(before: str, after: str, interval_s: float = 2.0) -> Seen:
+    """What a Watch shows that saw these two answers."""
+    first, now = Scrape.parse(before, 10.0), Scrape.parse(after, 10.0 + interval_s)
+    return now, now.since(first)
 
 
-def test_the_worst_forecasts_are_those_that_add_most_to_the_error() -> None:
-    """By hand: 93 of 100 are 90 to 100 %; 15 of 20 are 5 more than 50 %: so 5 of 120."""
-    kept = two(LATER)["kept"]
-    assert kept is not None
-    worst = {"worst": "40-50", "came": 0.75, "num_worst": 20}
-    assert kept["forecasts"] == {"num": 120, "error": pytest.approx(5 / 120), **worst}
-    none = two({})["kept"]
-    assert none is not None
-    assert none["forecasts"] is None
-    good = two(LATER | {"forecasts_true{40-50}": 9})
-    assert "all 120 came as often as predicted" in "\n".join(drawn(good))
+def two(later: dict[str, float], vllm: dict[str, float] | None = None) -> Seen:
+    """A server on which `later` happened within two seconds."""
+    return between(text_of(VLLM, ours({})), text_of(VLLM | (vllm or {}), ours(later)))
+
+
+def of_engines(one: dict[str, float], other: dict[str, float], usage: float = 0.6) -> Seen:
+    """A server of two engines, with what happened to either within two seconds."""
+    labels = HOST.replace('"0"', '"1"')
+    vllm = {name.replace('engine="0"', 'engine="1"'): value for name, value in VLLM.items()}
+    vllm[f"vllm:kv_cache_usage_perc{{{labels}}}"] = usage
+    return between(text_of(VLLM), text_of(VLLM, vllm, ours(one), ours(other, labels)))
+
+
+def drawn(seen: Seen | None, trouble: str = "", width: int = 80) -> list[str]:
+    console = Console(width=width, height=24, record=True, file=io.StringIO())
+    console.print(screen("http://gpu-7:8000", seen, trouble))
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def said(seen: Seen) -> str:
+    """All words of the screen."""
+    return " ".join(" ".join(drawn(seen)).split())
+
+
+# --- the screen -------------------------------------------------------------------------
+GOLDEN = """\
+continuum top  http://gpu-7:8000  tiny  on
+
+VRAM        ████████████░░░░░░░░  60 %:  requests 30 %  stores 10 %  pins 20 %
+DRAM        ██████████░░░░░░░░░░  50 %  50 of 100 blocks wanted  25 MiB  5 being
+            written
+prompts     ████████████████████  VRAM 50 %  DRAM 25 %  computed 25 %
+
+requests    3 running  2 waiting  0 done/s  0 preempted/s
+tokens/s    500 of prompts  7 generated  only ours 60 %  stock too 15 %
+decisions/s 2:  pin 1.5  offload 0  free 0.5
+pins        2 live  20 blocks  1.5 new/s
+ended by    returned 75 %  expired 25 %
+stores      1 in flight  2/s  2 GB/s  0.25 s each  1 not done
+loads       0 in flight  0/s  0 GB/s
+lost by     pin never 30 %  free recomputed 10 %  of 10 decisions
+our hooks   25 % of the time
+
+Rates are of the last 2 s. Ctrl-C ends.
+"""
+
+
+def test_two_scrapes_become_a_screen_of_rates_and_shares() -> None:
+    grown = {f"vllm:{name}_tokens_total{{{HOST}}}": num for name, num in TOKENS.items()}
+    seen = two(LATER | {"store_seconds": 4.0, "hook_seconds{get_finished}": 2.0}, grown)
+    assert drawn(seen) == GOLDEN.splitlines()
+
+
+TOKENS = {"prompt": 1000.0, "generation": 14.0}
+
+
+def test_what_was_lost_is_told_or_that_nothing_was() -> None:
+    assert "nothing was lost by 6 decisions" in said(two({"outcomes{pin_in_time}": 6}))
+    assert "no decision has shown yet what it was worth" in said(two({}))
 
 
 def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_write() -> None:
-    kept = two(LATER | DISK)["kept"]
-    assert kept is not None
-    disk = kept["disk"]
-    assert disk is not None
-    of_tiers = {"vram": 0.5, "dram": 0.1, "disk": 0.15, "computed": 0.25}
-    assert kept["hit"].items() >= of_tiers.items()
-    assert (disk["used"], disk["used_bytes"]) == (0.25, 25 * 2**30)
-    assert (disk["budget_fill"], disk["unsaved_per_s"], disk["num_down"]) == (0.4, 12.0, 0)
-    assert (disk["reads"]["bytes_per_s"], disk["reads"]["in_flight"], disk["reads"]["num_bad"]) == (
-        3e9,
-        2,
-        1,
-    )
-    assert (disk["writes"]["bytes_per_s"], disk["writes"]["mean_s"]) == (1e9, 0.25)
     text = "\n".join(drawn(two(LATER | DISK)))
     assert "disk        █████░░░░░░░░░░░░░░░  25 %  25 GiB  read 3 GB/s  written 1 GB/s" in text
     assert "            budget 40 %  12 lost unwritten/s" in text
@@ -199,101 +195,72 @@ def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_writ
 
 
 def test_without_a_disk_nothing_is_said_of_one() -> None:
-    kept = two(LATER)["kept"]
-    assert kept is not None
-    assert kept["disk"] is None
-    assert not [line for line in drawn(two(LATER)) if "disk" in line]
-
-
-def test_epochs_are_told_of_where_there_were_any() -> None:
-    assert not [line for line in drawn(two(LATER)) if "epochs" in line]
-    begun = {"epochs{weights}": 3, "epochs{reset}": 1}
-    assert "epochs weights 3 reset 1" in " ".join(" ".join(drawn(two(LATER | begun))).split())
+    assert "disk" not in said(two(LATER))
 
 
 def test_the_gate_is_told_of_where_it_follows_programs() -> None:
-    assert not [line for line in drawn(two(LATER)) if "gate" in line]
+    assert "gate" not in said(two(LATER))
     held = {"gate_held": 2, "gate_opened{fits_dram}": 5, "gate_opened{deadline}": 7}
     held |= {"working_set_programs": 12, "working_set_blocks": 140}
-    text = " ".join(" ".join(drawn(two(LATER | held))).split())
+    text = said(two(LATER | held))
     assert "gate 12 under way want 140 % of VRAM a cycle 2 held deadline 7 fits_dram 5" in text
     few = {"working_set_programs": 1, "working_set_blocks": 5}
-    text = " ".join(" ".join(drawn(two(LATER | few))).split())
-    assert "gate 1 under way want 5.0 % of VRAM a cycle 0 held" in text
+    assert "gate 1 under way want 5.0 % of VRAM a cycle 0 held" in said(two(LATER | few))
 
 
 def test_a_disk_that_is_silent_wrong_or_gone_says_so() -> None:
     bad = {"disk_oldest_op_seconds": 31, "disk_failures{corrupt}": 1, "disk_failures{eio}": 2}
-    text = " ".join(" ".join(drawn(two(LATER | DISK | bad))).split())
-    assert "silent for 31 s 3 errors" in text
-    assert "silent" not in " ".join(drawn(two(LATER | DISK | {"disk_oldest_op_seconds": 0.5})))
-    gone = " ".join(drawn(two(LATER | DISK | {"disk_up": 0})))
+    assert "silent for 31 s 3 errors" in said(two(LATER | DISK | bad))
+    assert "silent" not in said(two(LATER | DISK | {"disk_oldest_op_seconds": 0.5}))
+    gone = said(two(LATER | DISK | {"disk_up": 0}))
     assert "none yet, or it was given up: the server's log says which" in gone
 
 
 def test_of_several_engines_the_disk_that_is_worst_off_is_told() -> None:
-    other = HOST.replace('"0"', '"1"')
-    vllm = {name.replace('engine="0"', 'engine="1"'): value for name, value in VLLM.items()}
     worse = LATER | DISK | {"disk_up": 0, "disk_budget_fill": 0.1, "disk_oldest_op_seconds": 9}
-    scrape = Scrape.parse(text_of(VLLM, vllm, ours(LATER | DISK), ours(worse, other)), 0.0)
-    shown = numbers(Scrape(-1.0, {}), scrape)
-    assert shown["kept"] is not None
-    assert shown["kept"]["disk"] is not None
-    assert (shown["kept"]["disk"]["budget_fill"], shown["kept"]["disk"]["oldest_op_s"]) == (
-        0.1,
-        9.0,
-    )
-    assert "none on 1 of 2 engines" in " ".join(" ".join(drawn(shown)).split())
+    text = said(of_engines(LATER | DISK, worse))
+    assert "budget 10 %" in text
+    assert "silent for 9 s" in text
+    assert "none on 1 of 2 engines" in text
 
 
 def test_whether_it_is_switched_off_is_counted_by_engine() -> None:
-    for on, off in ((1, 0), (0, 1)):
-        kept = two({"switched_on": on})["kept"]
-        assert kept is not None
-        assert kept["num_switched_off"] == off
     assert "tiny  off: the server's log says why" in drawn(two({}))[0]
     assert "tiny  on" in drawn(two({"switched_on": 1}))[0]
+    half = drawn(of_engines(LATER, LATER | {"switched_on": 0}))[0]
+    assert "tiny  2 engines  off on 1: the server's log" in half
 
 
 def test_a_counter_that_fell_began_anew() -> None:
-    before = Scrape.parse(text_of(VLLM, ours({"decisions{pin}": 100})), 0.0)
-    after = Scrape.parse(text_of(VLLM, ours({"decisions{pin}": 6})), 2.0)
-    kept = numbers(before, after)["kept"]
-    assert kept is not None
-    assert kept["decisions_per_s"]["pin"] == 3.0
+    before, after = (text_of(VLLM, ours({"decisions{pin}": num})) for num in (100, 6))
+    assert "decisions/s 3: pin 3" in said(between(before, after))
 
 
 def test_engines_are_summed_and_their_usage_is_a_mean() -> None:
-    other = HOST.replace('"0"', '"1"')
-    vllm = {name.replace('engine="0"', 'engine="1"'): value for name, value in VLLM.items()}
-    vllm[f"vllm:kv_cache_usage_perc{{{other}}}"] = 0.2
-    one = Scrape.parse(text_of(VLLM, vllm, ours(LATER), ours(LATER, other)), 0.0)
-    shown = numbers(Scrape(-1.0, {}), one)
-    assert shown["kept"] is not None
-    assert (shown["served"]["num_engines"], shown["served"]["num_running"]) == (2, 6)
-    assert shown["served"]["vram_used"] == pytest.approx(0.4)
-    assert shown["kept"]["pinned"] == 0.2
+    text = said(of_engines(LATER, LATER, usage=0.2))
+    assert "40 %: requests 10 % stores 10 % pins 20 %" in text
+    assert "6 running" in text
+    assert "100 of 200 blocks wanted 50 MiB" in text
 
 
 def test_an_engine_without_its_tier_is_counted_and_is_not_a_tier_that_grows() -> None:
-    other = HOST.replace('"0"', '"1"')
-    vllm = {name.replace('engine="0"', 'engine="1"'): value for name, value in VLLM.items()}
     up = LATER | {"dram_capacity_blocks": 100}
-    down = up | {"tier_up": 0, "dram_capacity_blocks": 0}
-    scrape = Scrape.parse(text_of(VLLM, vllm, ours(up), ours(down, other)), 0.0)
-    shown = numbers(Scrape(-1.0, {}), scrape)
-    assert shown["kept"] is not None
-    assert shown["kept"]["num_without_tier"] == 1
-    text = " ".join(" ".join(drawn(shown)).split())
+    text = said(of_engines(up, up | {"tier_up": 0, "dram_capacity_blocks": 0}))
     assert "100 of 200 blocks wanted" in text
     assert "no tier on 1 of 2 engines" in text
-    assert "no tier on" not in " ".join(drawn(two(LATER)))
+    assert "no tier on" not in said(two(LATER))
+    assert "no tier: the log says why" in said(two({}))
+
+
+def test_a_turn_that_is_looked_up_twice_leaves_nothing_below_zero() -> None:
+    twice = LATER | {"hit_tokens{vram}": 900, "hit_tokens{dram}": 200}
+    assert "VRAM 90 % DRAM 20 % computed 0 %" in said(two(twice))
 
 
 def test_every_metric_that_is_read_is_one_that_is_published() -> None:
     """A renamed metric would be a 0 for ever."""
     published = {metric.name for metric in METRICS}
-    source = (ROOT / "continuum_connector" / "tools" / "cli" / "rates.py").read_text()
+    source = (ROOT / "continuum_connector" / "tools" / "cli" / "top.py").read_text()
     read = set(re.findall(r'"continuum:(\w+?)(?:_total|_sum|_count)?"', source))
     assert len(read) > 12
     assert read <= published
@@ -315,13 +282,6 @@ def test_what_is_no_sample_is_left_out_however_long_its_line() -> None:
     assert {*found.samples} == {"continuum:programs", "continuum:pins_live"}
 
 
-# --- the screen -------------------------------------------------------------------------
-def drawn(shown: Numbers | None, trouble: str = "", width: int = 80) -> list[str]:
-    console = Console(width=width, height=24, record=True, file=io.StringIO())
-    console.print(screen("http://gpu-7:8000", shown, trouble))
-    return [line.rstrip() for line in console.export_text().splitlines()]
-
-
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_screen_fits_a_narrow_terminal_at_its_fullest(width: int) -> None:
     causes = {f"pins_ended{{{cause}}}": 12345.0 for cause in ("returned", "expired", "pressure")}
@@ -329,24 +289,18 @@ def test_the_screen_fits_a_narrow_terminal_at_its_fullest(width: int) -> None:
     lines = drawn(two(LATER | DISK | causes | hooks), "no answer\nGone since", width)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
-    text = "\n".join(lines)
-    assert "VRAM        ████████████░░░░░░░░  60 %:  requests 30 %  stores 10 %  pins 20 %" in text
-    assert "4.2 % off  worst: of 20 with 40-50 % 75 % came" in text
-    assert "pin never" in text
-    assert "50 of 100 blocks wanted" in text
+    assert lines[1:3] == ["no answer", "Gone since"]
 
 
 def test_without_the_connector_vllms_part_is_shown_and_how_to_get_ours() -> None:
     grown = {f"vllm:prefix_cache_queries_total{{{HOST}}}": 100.0}
     grown[f"vllm:prefix_cache_hits_total{{{HOST}}}"] = 40.0
-    before, after = text_of(VLLM), text_of(VLLM | grown)
-    shown = numbers(Scrape.parse(before, 0.0), Scrape.parse(after, 1.0))
-    text = " ".join(drawn(shown))
-    assert shown["kept"] is None
+    text = " ".join(drawn(between(text_of(VLLM), text_of(VLLM | grown))))
     assert "3 running  2 waiting" in text
     assert "40 % found in VRAM" in text
     assert "ContinuumConnector does not run there" in text
     assert "--kv-transfer-config" in text
+    assert "decisions" not in text
 
 
 # --- watching ---------------------------------------------------------------------------
@@ -357,6 +311,7 @@ class FakeServer(ThreadingHTTPServer):
     def __init__(self, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.num_scrapes = 0
+        self.seen = threading.Event()
         self.status = 200
         self.answer: Callable[[int], str] = lambda n: text_of(VLLM, ours({"decisions{pin}": n}))
         self.thread = threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True)
@@ -381,6 +336,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+        self.server.seen.set()
 
     def log_message(self, *args: Any) -> None:
         """Say nothing."""
@@ -413,7 +369,7 @@ def test_a_server_that_goes_is_missed_since_then_and_found_again(server: FakeSer
     assert not watch.trouble
     assert not watch.gone
     assert watch.shown is not before
-    assert watch.shown["interval_s"] == 2.0
+    assert watch.shown[1].at == 2.0
 
 
 def test_rates_are_of_the_last_seconds_however_short_the_interval(server: FakeServer) -> None:
@@ -421,21 +377,12 @@ def test_rates_are_of_the_last_seconds_however_short_the_interval(server: FakeSe
     for tenth in range(300):
         watch.look(tenth / 10, "")
     assert watch.shown is not None
-    assert watch.shown["interval_s"] == pytest.approx(WINDOW_S)
+    assert watch.shown[1].at == pytest.approx(WINDOW_S)
 
 
 # --- the command ------------------------------------------------------------------------
 def run(*args: str) -> Result:
     return CliRunner().invoke(app, ["top", *args])
-
-
-def test_once_as_json_is_one_object(server: FakeServer) -> None:
-    result = run(server.url, "--once", "--json", "--interval", "0.1")
-    assert result.exit_code == 0, result.output
-    told = json.loads(result.output)
-    assert told["served"]["num_running"] == 3
-    assert told["trouble"] == ""
-    assert told["kept"]["decisions_per_s"]["pin"] * told["interval_s"] == pytest.approx(1.0)
 
 
 def test_where_the_output_is_no_terminal_there_is_one_look(server: FakeServer) -> None:
@@ -458,6 +405,16 @@ def test_a_server_without_metrics_is_named(server: FakeServer) -> None:
     result = run(server.url, "--once")
     assert result.exit_code == 1
     assert "HTTP 404; is this a vLLM server?" in result.output
+
+
+def test_ctrl_c_ends_it_without_a_traceback(server: FakeServer) -> None:
+    words = [sys.executable, "-c", MAIN, "top", server.url, "--interval", "60"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, stderr=subprocess.PIPE, env=environ, text=True) as process:
+        assert server.seen.wait(60)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
 
 
 # --- a real terminal --------------------------------------------------------------------
@@ -508,9 +465,6 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
     one = Terminal(tmp_path)
     yield one
     one.close()
-
-
-MAIN = "from continuum_connector.tools.cli.entry import main; main()"
 
 
 def command(*args: str) -> str:

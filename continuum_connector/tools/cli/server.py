@@ -1,4 +1,4 @@
-"""Server: a running OpenAI-compatible vLLM server, as its client sees it."""
+"""Server: a running OpenAI-compatible vLLM server, as its client sees it; what it counts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from continuum_connector.errors import shown
 from continuum_connector.tools.cli.ending import ToldError, hidden
 
 TIMEOUT_S = 600.0  # for one request: enough for a million tokens on a slow GPU
@@ -153,3 +155,52 @@ def samples(exposition: str) -> Iterator[tuple[str, Labels, float]]:
                 continue
             if -MAX_SAMPLE < value < MAX_SAMPLE:
                 yield match[1], frozenset(_LABEL.findall(match[2] or "")), value
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """One answer of /metrics: samples by name, each with labels and value. `at`: seconds on any
+    monotonic clock."""
+
+    at: float
+    samples: Mapping[str, Mapping[Labels, float]]
+
+    @classmethod
+    def parse(cls, text: str, at: float) -> Scrape:
+        """Read the exposition format; CommandError if the text is something else."""
+        found: dict[str, dict[Labels, float]] = {}
+        for name, labels, value in samples(text):
+            if name.startswith(("vllm:", "continuum:")):
+                shown_as = frozenset((key, shown(of)) for key, of in labels)
+                found.setdefault(name, {})[shown_as] = value
+        if not found and not next(samples(text), None):
+            raise CommandError(
+                "/metrics answers, but not in Prometheus' format; check host and port"
+            )
+        return cls(at, found)
+
+    def since(self, older: Scrape) -> Scrape:
+        """What was added between the two. As for Prometheus, a counter that fell has restarted."""
+        added: dict[str, dict[Labels, float]] = {}
+        for name, each in self.samples.items():
+            before = older.samples.get(name, {})
+            grown = {labels: value - before.get(labels, 0.0) for labels, value in each.items()}
+            added[name] = {key: new if new >= 0.0 else each[key] for key, new in grown.items()}
+        return Scrape(self.at - older.at, added)
+
+    def total(self, name: str, **labels: str) -> float:
+        """Sum over the samples that carry all of `labels`; 0.0 if there is none."""
+        wanted = set(labels.items())
+        return sum(v for have, v in self.samples.get(name, {}).items() if wanted <= have)
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The sum for each value of one label."""
+        sums: dict[str, float] = {}
+        for have, value in self.samples.get(name, {}).items():
+            if (key := dict(have).get(label)) is not None:
+                sums[key] = sums.get(key, 0.0) + value
+        return sums
+
+    def each(self, name: str) -> list[float]:
+        """The values, one for each engine."""
+        return list(self.samples.get(name, {}).values())

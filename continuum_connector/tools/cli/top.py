@@ -1,22 +1,28 @@
-"""`continuum top`: a running server, live: what VRAM and DRAM hold, and what that brings."""
+"""`continuum top`: a running server, live: what VRAM and DRAM hold, and what that brings.
+
+The screen has 80 columns by 24 rows or more. What it says is made of two scrapes: `now`, and
+`added`, what was added since the one before.
+"""
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from collections import deque
+from collections.abc import Mapping
 from threading import Event
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from continuum_connector.errors import shown
-from continuum_connector.tools.cli.rates import Numbers, Scrape, numbers
-from continuum_connector.tools.cli.server import CommandError, Server
+from continuum_connector.tools.analysis.words import seconds, size
+from continuum_connector.tools.cli.server import CommandError, Scrape, Server
 from continuum_connector.tools.cli.terminal import terminal
-from continuum_connector.tools.cli.top_view import screen
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
 TIMEOUT_S = 5.0  # a server that takes longer to answer /metrics counts as gone
@@ -30,9 +36,6 @@ def top(
     once: Annotated[
         bool, typer.Option("--once", help="One look, which takes one interval.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object per look and line.")
-    ] = False,
     api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="If it wants one.")] = "",
 ) -> None:
     """Watch a running server.
@@ -45,46 +48,35 @@ def top(
     pins       how many there are, and what ended earlier ones
     lost by    decisions that cost something: `pin never` kept VRAM for nobody,
                `free recomputed` dropped what came back
-    forecasts  how far predicted chances of a return were off, and which most
 
     It reads /metrics, needs nothing else on the server and changes nothing there. If the server
-    goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied
-    unless --json is given.
+    goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied.
     """
     watch, console = Watch(Server(url, api_key, TIMEOUT_S)), terminal()
     signal.signal(signal.SIGTERM, _stop)  # so that the terminal is left clean
-    if once or not (as_json or console.is_terminal):
-        _look(watch)
-        if not watch.trouble:
-            _look(watch, interval)
-        if watch.trouble or watch.shown is None:
-            raise CommandError(watch.trouble)
-        if as_json:
-            _print(watch)
-        else:
-            console.print(screen(watch.url, watch.shown, ""))
-    elif as_json:
-        _look(watch)
+    if once or not console.is_terminal:
+        for wait_s in (0.0, interval):
+            _look(watch, wait_s)
+            if watch.trouble:
+                raise CommandError(watch.trouble)
+        console.print(screen(watch.url, watch.shown, ""))
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        wait_s = 0.0
         while True:
-            _look(watch, interval)
-            _print(watch)
-    else:
-        with Live(console=console, screen=True, auto_refresh=False) as live:
-            wait_s = 0.0
-            while True:
-                _look(watch, wait_s)
-                trouble = f"{watch.trouble}\n{watch.gone}".strip()
-                live.update(screen(watch.url, watch.shown, trouble), refresh=True)
-                wait_s = interval
+            _look(watch, wait_s)
+            trouble = f"{watch.trouble}\n{watch.gone}".strip()
+            live.update(screen(watch.url, watch.shown, trouble), refresh=True)
+            wait_s = interval
 
 
 class Watch:
-    """Looks at a server again and again. `shown`: its numbers, None until it was seen twice.
-    `trouble`, `gone`: why it does not answer and since when, "" if it does."""
+    """Looks at a server again and again. `shown`: what it says now, and what was added; None until
+    it was seen twice. `trouble`, `gone`: why it does not answer and since when, "" if it does."""
 
     def __init__(self, server: Server) -> None:
         self.url = server.url
-        self.shown: Numbers | None = None
+        self.shown: tuple[Scrape, Scrape] | None = None
         self.trouble = self.gone = ""
         self._server = server
         self._scrapes: deque[Scrape] = deque()
@@ -107,23 +99,297 @@ class Watch:
         while len(self._scrapes) > 2 and self._scrapes[1].at <= now - WINDOW_S:
             self._scrapes.popleft()
         if len(self._scrapes) > 1:
-            self.shown = numbers(self._scrapes[0], scrape)
+            self.shown = scrape, scrape.since(self._scrapes[0])
 
 
 def _stop(*_: object) -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def _look(watch: Watch, after_s: float = 0.0) -> None:
+def _look(watch: Watch, after_s: float) -> None:
     Event().wait(after_s)
     watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
 
 
-def _print(watch: Watch) -> None:
-    """Print a look as JSON. While the server is gone, `trouble` says why and the numbers are
-    null."""
-    told: dict[str, Any] = {"url": watch.url, "time": time.time(), "trouble": watch.trouble}
-    told |= {"interval_s": None, "served": None, "kept": None}
-    if watch.shown is not None and not watch.trouble:
-        told |= watch.shown
-    print(json.dumps(told), flush=True)
+# --- the screen -----------------------------------------------------------------------------
+BAR = 20  # characters
+PINS, STORES, REQUESTS = "cyan", "blue", "green"
+# Where the tokens of a prompt were: the word for it, and its colour.
+WHERE = {"vram": ("VRAM", "cyan"), "dram": ("DRAM", "magenta"), "disk": ("disk", "blue")}
+NO_CONNECTOR = (
+    "ContinuumConnector does not run there, so there is nothing of it to show. To run it, serve "
+    'with: --kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
+)
+# Outcomes of decisions that cost something: KV kept for nobody, or gone when it was needed.
+BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
+NUM_WORST = 3
+SLOW_S = 1.0  # how long a disk may owe an answer before the screen says so
+SLOW_HOOKS = 0.05  # of the time
+GAP = "  "  # between two facts in a row
+
+Fact = str | tuple[str, str] | Text | None  # a text, or one with its style
+Row = tuple[str, Text]
+
+
+def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> RenderableType:
+    """The whole screen. `seen`: what a Watch has shown. `trouble`: why that is old, "" if it is
+    not."""
+    head = Text.assemble(("continuum top  ", "bold"), url, no_wrap=True, overflow="ellipsis")
+    parts: list[RenderableType] = [head]
+    if trouble:
+        parts.append(Text(trouble, "bold red"))
+    last = "seconds"
+    if seen is not None:
+        now, added = seen
+        engines = {*now.by("vllm:kv_cache_usage_perc", "engine")} - {""}
+        num_engines, last = max(1, len(engines)), f"{added.at:.0f} s"
+        is_ours = any(name.startswith("continuum:") for name in now.samples)
+        _about(head, now, num_engines, is_ours)
+        parts += [Text(), _grid(_shares(now, added, num_engines, is_ours))]
+        parts += [Text(), _grid(_rates(now, added, is_ours))]
+        if not is_ours:
+            parts += [Text(), Text(NO_CONNECTOR)]
+    return Group(*parts, Text(), Text(f"Rates are of the last {last}. Ctrl-C ends.", "dim"))
+
+
+def _about(head: Text, now: Scrape, num_engines: int, is_ours: bool) -> None:
+    """Add the model to the first line, and whether the connector is on."""
+    models = sorted({*now.by("vllm:num_requests_running", "model_name")} - {""})
+    head.append(f"  {', '.join(models)}", "bold")
+    if num_engines > 1:
+        head.append(f"  {num_engines} engines")
+    if off := now.each("continuum:switched_on").count(0.0):
+        where = "" if off == num_engines else f" on {off}"
+        head.append("  ").append(f"off{where}: the server's log says why", "bold yellow")
+    elif is_ours:
+        head.append("  ").append("on", "bold green")
+
+
+def _grid(rows: list[Row | None]) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_column(width=11, style="bold", no_wrap=True)
+    table.add_column(ratio=1, overflow="fold")
+    for row in filter(None, rows):
+        table.add_row(*row)
+    return table
+
+
+def _row(name: str, *facts: Fact) -> Row:
+    said = [Text(*fact) if isinstance(fact, tuple) else fact for fact in facts if fact]
+    return name, Text(GAP).join(Text(fact) if isinstance(fact, str) else fact for fact in said)
+
+
+# --- VRAM, the tiers below it, and where prompts were -----------------------------------------
+def _shares(now: Scrape, added: Scrape, num_engines: int, is_ours: bool) -> list[Row | None]:
+    used = now.total("vllm:kv_cache_usage_perc") / num_engines
+    if is_ours:
+        has_disk = now.total("continuum:disk_wanted_bytes") > 0
+        disk = _disk(now, added, num_engines) if has_disk else None
+        dram = _dram(now, added, num_engines)
+        return [_vram(now, used), dram, disk, _prompts(added, has_disk)]
+    vram = _row("VRAM", _bar((used, REQUESTS)), _percent(used))
+    if not (queries := added.total("vllm:prefix_cache_queries_total")):
+        return [vram]
+    hit = added.total("vllm:prefix_cache_hits_total") / queries
+    return [vram, _row("prompts", _bar((hit, WHERE["vram"][1])), f"{_percent(hit)} found in VRAM")]
+
+
+def _vram(now: Scrape, used: float) -> Row:
+    blocks = now.total("continuum:vram_blocks") or 1.0
+    pinned = now.total("continuum:pinned_blocks") / blocks
+    stores = now.total("continuum:held_blocks") / blocks - pinned
+    parts = {"requests": (max(0.0, used - pinned - stores), REQUESTS)}
+    parts |= {"stores": (stores, STORES), "pins": (pinned, PINS)}
+    said = [(f"{of} {_percent(share)}", style) for of, (share, style) in parts.items()]
+    return _row("VRAM", _bar(*parts.values()), f"{_percent(used)}:", *said)
+
+
+def _dram(now: Scrape, added: Scrape, num_engines: int) -> Row:
+    if not now.total("continuum:tier_up"):
+        none = "no tier: the log says why; CONTINUUM_DRAM_BYTES sets its size"
+        return _row("DRAM", (none, "dim"))
+    capacity = now.total("continuum:dram_capacity_blocks")
+    wanted = now.total("continuum:dram_wanted_blocks")
+    used = _share(now.total("continuum:dram_blocks"), capacity)
+    writing = now.total("continuum:dram_blocks", state="writing")
+    without = now.each("continuum:tier_up").count(0.0)
+    return _row(
+        "DRAM",
+        _bar((used or 0.0, WHERE["dram"][1])),
+        _percent(used),
+        f"{capacity:,.0f}"
+        + (f" of {wanted:,.0f} blocks wanted" if capacity < wanted else " blocks"),
+        size(now.total("continuum:dram_used_bytes")),
+        f"{writing:,.0f} being written" if writing else None,
+        _per_s(added, "continuum:dram_evicted_blocks_total", "evicted"),
+        (f"no tier on {without} of {num_engines} engines", "yellow") if without else None,
+    )
+
+
+def _disk(now: Scrape, added: Scrape, num_engines: int) -> Row:
+    """Of several engines, what the one that is worst off says."""
+    down = now.each("continuum:disk_up").count(0.0)
+    if down >= num_engines:
+        none = "none yet, or it was given up: the server's log says which, and why"
+        return _row("disk", (none, "yellow"))
+    used = _share(now.total("continuum:disk_blocks"), now.total("continuum:disk_capacity_blocks"))
+    budget = min(now.each("continuum:disk_budget_fill"), default=0.0)  # what is left of a day's
+    silent = max(now.each("continuum:disk_oldest_op_seconds"), default=0.0)
+    failures = now.by("continuum:disk_failures_total", "reason")
+    wrong = failures.get("corrupt", 0.0) + failures.get("eio", 0.0)
+    return _row(
+        "disk",
+        _bar((used or 0.0, WHERE["disk"][1])),
+        _percent(used),
+        size(now.total("continuum:disk_used_bytes")),
+        f"read {_gb(added, 'continuum:disk_read_bytes_total')}",
+        f"written {_gb(added, 'continuum:disk_written_bytes_total')}",
+        (f"budget {_percent(budget)}", "" if budget else "yellow"),
+        _per_s(added, "continuum:disk_unsaved_blocks_total", "lost unwritten"),
+        (f"silent for {seconds(silent)}", "red") if silent > SLOW_S else None,
+        (f"{wrong:,.0f} errors", "red") if wrong else None,
+        (f"none on {down} of {num_engines} engines", "yellow") if down else None,
+    )
+
+
+def _prompts(added: Scrape, has_disk: bool) -> Row:
+    prompt = added.total("continuum:prompt_tokens_total")
+    if not prompt:
+        return _row("prompts", _bar(), ("none admitted", "dim"))
+    hits = added.by("continuum:hit_tokens_total", "tier")
+    parts = [
+        (word, hits.get(tier, 0.0) / prompt, style)
+        for tier, (word, style) in WHERE.items()
+        if has_disk or tier != "disk"
+    ]
+    # A preempted turn is looked up twice but counted once, so the difference may fall below 0.
+    parts.append(("computed", max(0.0, 1.0 - sum(hits.values()) / prompt), "yellow"))
+    said = [(f"{word} {_percent(share)}", style) for word, share, style in parts]
+    return _row("prompts", _bar(*(part[1:] for part in parts)), *said)
+
+
+# --- what happens -----------------------------------------------------------------------------
+def _rates(now: Scrape, added: Scrape, is_ours: bool) -> list[Row | None]:
+    waiting = now.total("vllm:num_requests_waiting")
+    preempted = added.total("vllm:num_preemptions_total") / added.at
+    requests = _row(
+        "requests",
+        f"{now.total('vllm:num_requests_running'):,.0f} running",
+        (f"{waiting:,.0f} waiting", "yellow" if waiting else ""),
+        f"{added.total('vllm:request_success_total') / added.at:.3g} done/s",
+        (f"{preempted:.3g} preempted/s", "red" if preempted else ""),
+    )
+    tokens = (
+        f"{added.total('vllm:prompt_tokens_total') / added.at:,.0f} of prompts",
+        f"{added.total('vllm:generation_tokens_total') / added.at:,.0f} generated",
+    )
+    if not is_ours:
+        return [requests, _row("tokens/s", *tokens)]
+    decisions = added.by("continuum:decisions_total", "decision").items()
+    ended = now.by("continuum:pins_ended_total", "cause")
+    ends = [f"{cause} {_percent(num / sum(ended.values()))}" for cause, num in _most(ended)]
+    busy = added.total("continuum:hook_seconds_sum") / added.at
+    return [
+        requests,
+        _gate(now),
+        _row("tokens/s", *tokens, *_against_stock(added)),
+        _row(
+            "decisions/s",
+            f"{sum(num for _, num in decisions) / added.at:.3g}:",
+            *(f"{name} {num / added.at:.3g}" for name, num in decisions),
+        ),
+        _row(
+            "pins",
+            f"{now.total('continuum:pins_live'):,.0f} live",
+            f"{now.total('continuum:pinned_blocks'):,.0f} blocks",
+            f"{added.total('continuum:pins_started_total') / added.at:.3g} new/s",
+        ),
+        _row("ended by", *(ends or [("none has ended", "dim")])),
+        _copies("store", "continuum:stored_bytes_total", now, added),
+        _copies("load", "continuum:loaded_bytes_total", now, added),
+        _row("lost by", *_worst(now.by("continuum:outcomes_total", "decision_outcome"))),
+        _row("our hooks", (f"{100 * busy:.2g} % of the time", "red" if busy > SLOW_HOOKS else "")),
+    ]
+
+
+def _against_stock(added: Scrape) -> list[Fact]:
+    """Of the prompts, what only we kept, and what stock vLLM would have kept too."""
+    kept = added.by("continuum:tokens_against_stock_total", "kept")
+    prompt = added.total("continuum:prompt_tokens_total")
+    if not prompt or not kept or kept.get("unknown"):
+        return []
+    ours, too = (_percent(kept.get(of, 0.0) / prompt) for of in ("only_ours", "stock_too"))
+    return [(f"only ours {ours}", "green"), f"stock too {too}"]
+
+
+def _gate(now: Scrape) -> Row | None:
+    """What the programs under way need and what there is; how many first turns wait for more. None
+    if it is off, or no program has come yet."""
+    under_way, held = now.total("continuum:working_set_programs"), now.total("continuum:gate_held")
+    let_in = _most(now.by("continuum:gate_opened_total", "because"))
+    if not (under_way or held or let_in):
+        return None
+    wanted = _share(now.total("continuum:working_set_blocks"), now.total("continuum:vram_blocks"))
+    wants = f"want {_percent(wanted)} of VRAM a cycle"
+    why = (f"{reason} {num:,.0f}" for reason, num in let_in)
+    return _row("gate", f"{under_way:,.0f} under way", wants, f"{held:,.0f} held", *why)
+
+
+def _copies(kind: str, num_bytes: str, now: Scrape, added: Scrape) -> Row:
+    """Copies in one direction. How many were not done counts from the server's start."""
+    num = added.total(f"continuum:{kind}_seconds_count")
+    mean_s = _share(added.total(f"continuum:{kind}_seconds_sum"), num)
+    settled = now.by(f"continuum:{kind}s_total", "outcome")
+    bad = sum(settled.values()) - settled.get("done", 0.0)
+    return _row(
+        f"{kind}s",
+        f"{now.total('continuum:transfers_in_flight', direction=kind):,.0f} in flight",
+        f"{num / added.at:.3g}/s",
+        _gb(added, num_bytes),
+        None if mean_s is None else f"{seconds(mean_s)} each",
+        (f"{bad:,.0f} not done", "red") if bad else None,
+    )
+
+
+def _worst(outcomes: Mapping[str, float]) -> list[Fact]:
+    """The decisions since the start that cost something, the most frequent kind first."""
+    if not (total := sum(outcomes.values())):
+        return [("no decision has shown yet what it was worth", "dim")]
+    bad = [each for each in _most(outcomes) if each[0].partition("_")[2] in BAD_OUTCOMES]
+    if not bad:
+        return [(f"nothing was lost by {total:,.0f} decisions", "green")]
+    said = [f"{name.replace('_', ' ', 1)} {_percent(num / total)}" for name, num in bad[:NUM_WORST]]
+    return [*said, f"of {total:,.0f} decisions"]
+
+
+def _most(counts: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Those above 0, the most frequent first."""
+    return sorted(((k, n) for k, n in counts.items() if n), key=lambda one: -one[1])
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _per_s(added: Scrape, name: str, what: str) -> Fact:
+    return f"{num / added.at:.3g} {what}/s" if (num := added.total(name)) else None
+
+
+def _gb(added: Scrape, name: str) -> str:
+    return f"{added.total(name) / added.at / 1e9:.3g} GB/s"
+
+
+def _bar(*parts: tuple[float, str]) -> Text:
+    """A bar of shares of one whole, side by side; a share above 0 takes at least one character."""
+    bar, left = Text(), BAR
+    for share, style in parts:
+        width = min(left, max(round(share * BAR), 1 if share > 0 else 0))
+        bar.append("█" * width, style)
+        left -= width
+    return bar.append("░" * left, "dim")
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "-"
+    return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
