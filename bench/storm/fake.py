@@ -33,8 +33,7 @@ from bench.storm.arm import (
     NUM_BLOCKS,
 )
 from bench.storm.client import ABORTED, RESET_REFUSED, TIMEOUT_S, Ended
-from continuum_connector.observe.metric import Kind
-from continuum_connector.observe.metric_table import METRICS
+from continuum_connector.observe.metric_table import METRICS, Kind
 from continuum_connector.switch import PERIOD_S, SwitchFile
 
 STEP_S = 0.02  # so slow that clients hang up, and turns overlap, as on the CPU of the real storm

@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.observe.metric import OTHER, Kind, Metric
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
+from continuum_connector.observe.metric_table import METRICS, OTHER, WIRE_KEYS, Kind, Metric
 
 __all__ = ["METRICS", "Account", "Kind", "Metric", "Payload", "merge"]
 

@@ -13,8 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 
 from continuum_connector.observe.account import Account, Payload, merge
-from continuum_connector.observe.metric import Kind, Metric
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
+from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind, Metric
 
 # what the log line says; /metrics has the rest
 LOGGED = {

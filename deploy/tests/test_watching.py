@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.observe.metric import OTHER, Kind
-from continuum_connector.observe.metric_table import HOOKS, METRICS
+from continuum_connector.observe.metric_table import HOOKS, METRICS, OTHER, Kind
 from deploy.grafana.dashboard import load, panels
 from deploy.prometheus.running import find
 

@@ -15,8 +15,7 @@ import pytest
 import continuum_connector
 from continuum_connector.errors import InvariantError
 from continuum_connector.observe.account import METRICS, Account, Kind, Payload, merge
-from continuum_connector.observe.metric import OTHER
-from continuum_connector.observe.metric_table import HOOKS, WIRE_KEYS
+from continuum_connector.observe.metric_table import HOOKS, OTHER, WIRE_KEYS
 
 PACKAGE = Path(continuum_connector.__file__).parent
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("typer")
+from continuum_connector.observe.trace import EVENTS
 from continuum_connector.tools.analysis import source as sources
 from continuum_connector.tools.analysis import summary
 from continuum_connector.tools.analysis.source import Source, SourceError
@@ -283,6 +284,11 @@ def test_the_original_format_is_analyzed_as_its_own_script_does(tmp_path: Path) 
     assert found["all prompts"]["hit ratio, VRAM"] == pytest.approx(7896 / 8548)
     assert found["pins ended"]["held, mean"] == 1.5
     assert found["decisions"] == {"pin": 1, "offload": 0, "free": 2}
+
+
+def test_each_event_of_the_original_format_is_one_of_ours() -> None:
+    assert set(sources.KEYS) <= set(EVENTS)
+    assert len({*sources.KEYS.values()}) == 6
 
 
 def test_the_original_format_survives_being_read_and_written() -> None:

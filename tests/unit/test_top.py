@@ -23,8 +23,7 @@ pytest.importorskip("typer")
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from continuum_connector.observe.metric import Kind
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS
+from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind
 from continuum_connector.tools.cli.app import app
 from continuum_connector.tools.cli.server import CommandError, Scrape, Server
 from continuum_connector.tools.cli.top import WINDOW_S, Watch, screen

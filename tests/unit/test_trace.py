@@ -22,7 +22,6 @@ from continuum_connector.errors import ConfigError
 from continuum_connector.observe import trace as trace_module
 from continuum_connector.observe.trace import (
     EVENTS,
-    RECORDER_KEYS,
     NullTrace,
     Trace,
     TraceFile,
@@ -403,8 +402,3 @@ def test_every_event_that_the_package_records_is_documented() -> None:
         calls = re.findall(r'trace\.record\(\s*([^,]*"\w+"[^,]*)', file.read_text())
         for event in re.findall(r'"(\w+)"', " ".join(calls)):
             assert event in EVENTS, f"{file.name}: {event}"
-
-
-def test_each_key_of_the_original_recorder_has_its_events() -> None:
-    assert {event for events in RECORDER_KEYS.values() for event in events} <= set(EVENTS)
-    assert len(RECORDER_KEYS) == 7

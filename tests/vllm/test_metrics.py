@@ -24,8 +24,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import metrics as vllm_metrics
 
 from continuum_connector.middleware import unread_bodies  # noqa: E402
 from continuum_connector.observe.account import Account  # noqa: E402
-from continuum_connector.observe.metric import Kind  # noqa: E402
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS  # noqa: E402
+from continuum_connector.observe.metric_table import (  # noqa: E402
+    METRICS,
+    WIRE_KEYS,
+    Kind,
+)
 from continuum_connector.observe.metrics import (  # noqa: E402
     ContinuumPromMetrics,
     ContinuumStats,
