@@ -70,7 +70,7 @@ PLANTED = {
 }
 NOT_OURS = {
     "tools/checks/ask.py": "os.environ",
-    "tools/cli/ending.py": "sys.excepthook sys.unraisablehook",
+    "tools/cli/ending.py": "sys.excepthook",
     "tools/cli/server.py": "clock.daemon",
     "vllm/about.py": "options.model",
     "vllm/allocation.py": "_manager.allocate_slots",

@@ -101,19 +101,19 @@ def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) ->
     def agrees() -> bool:
         """Every turn and every block is in the sums, as /metrics has them."""
         source, metric = Source(path), agents.metric
-        summary = analyze.summarize(source)
+        num = analyze.summarize(source).num
         return source.num_bad == 0 and all(
             counted == metric(f"continuum:{name}_total", **labels)
             for name, labels, counted in (
-                ("decisions", {}, sum(summary.decisions.values())),
-                ("outcomes", {}, sum(summary.outcomes.values())),
-                ("outcomes", {"decision_outcome": "pin_in_time"}, summary.outcomes["pin in_time"]),
-                ("prompt_tokens", {}, summary.prompts["tokens"]),
-                ("hit_tokens", {"tier": "vram"}, summary.prompts["vram"]),
-                ("hit_tokens", {"tier": "dram"}, summary.prompts["dram"]),
-                ("stored_blocks", {}, summary.blocks["store"]),
-                ("stored_bytes", {}, summary.bytes["store"]),
-                ("pins_ended", {}, sum(summary.pin_causes.values())),
+                ("decisions", {}, num["decisions"].total()),
+                ("outcomes", {}, num["outcomes"].total()),
+                ("outcomes", {"decision_outcome": "pin_in_time"}, num["outcomes"]["pin in_time"]),
+                ("prompt_tokens", {}, num["all prompts"]["tokens"]),
+                ("hit_tokens", {"tier": "vram"}, num["all prompts"]["vram"]),
+                ("hit_tokens", {"tier": "dram"}, num["all prompts"]["dram"]),
+                ("stored_blocks", {}, num["blocks"]["store"]),
+                ("stored_bytes", {}, num["bytes"]["store"]),
+                ("pins_ended", {}, num["pins ended"].total()),
             )
         )
 

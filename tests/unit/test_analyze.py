@@ -244,7 +244,8 @@ def test_programs_beyond_the_bound_count_as_over(monkeypatch: pytest.MonkeyPatch
         one.add(outcome(i + 900.0, f"p{i}", 1, "pin never", 0.5, None))
         assert len(one._programs) <= 10
     one.finish()
-    assert one.num_programs == one.jct.num == one.regrets["pin"].num == 100
+    samples = one.samples["JCT"], one.samples["regret per pin"]
+    assert one.num["trace"]["programs"] == samples[0].num == samples[1].num == 100
     assert len(one.worst) == summary.NUM_WORST
 
 

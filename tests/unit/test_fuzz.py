@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,46 +65,6 @@ def test_every_command_is_played_with() -> None:
         text = (path.with_suffix(".py") if not path.is_dir() else path / "__main__.py").read_text()
         assert "parse_args(" in text, name
         assert "    start(main" in text or "    start(lambda" in text, name
-
-
-def test_a_ctrl_c_that_falls_into_a_finalizer_ends_the_command_all_the_same(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    class Interrupted:
-        def __del__(self) -> None:
-            raise KeyboardInterrupt
-
-    def work() -> None:
-        Interrupted()
-        threading.Event().wait(30)
-
-    assert ending.run(work, "x") == ending.STOPPED
-    assert capfd.readouterr().err == ""
-
-
-def test_a_ctrl_c_in_a_finalizer_does_not_come_when_the_command_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Interrupted:
-        def __del__(self) -> None:
-            raise KeyboardInterrupt
-
-    timers: list[Timer] = []
-
-    class Timer:
-        def __init__(self, *_: object) -> None:
-            self.state = ""
-            timers.append(self)
-
-        def start(self) -> None:
-            self.state = "started"
-
-        def cancel(self) -> None:
-            self.state = "cancelled"
-
-    monkeypatch.setattr(ending.threading, "Timer", Timer)
-    assert ending.run(lambda: Interrupted() and None, "x") == ending.DONE
-    assert [timer.state for timer in timers] == ["cancelled"]
 
 
 def test_time_that_is_over_as_a_command_leaves_ends_no_other(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import math
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,7 +28,6 @@ NUM_WORST = 5  # decisions that the report names, for `continuum explain`
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 DECISIONS = ("pin", "offload", "free")
-COPIES = ("store", "load", "write", "read")
 _MAX_OPEN = 8  # decisions without an outcome per program: parallel turns, or a trace without any
 
 
@@ -68,8 +68,6 @@ class _Program:
     arrivals: dict[int, float] = field(default_factory=dict)
     num_tokens: int = 0  # of its last turn: prompt, and output if the trace gives it
     num_turns: int = 0
-    num_ended: int = 0
-    pinned_blocks: int = 0
     open: dict[int, Stakes | None] = field(default_factory=dict)
 
 
@@ -86,51 +84,39 @@ class Costly(NamedTuple):
 class Summary:
     """Takes in records in the order of the file.
 
-    Durations are differences of `now`. A `start` ends every program under way, because a new server
-    knows none of them.
+    `num`: counts by group, `samples`: values by group. Durations are differences of `now`. A
+    `start` ends every program under way, because a new server knows none of them.
     """
 
     def __init__(self) -> None:
         self.starts: list[Record] = []
-        self.first: float | None = None  # the first arrival, and below it the last departure
-        self.last: float | None = None
-        self.num_programs = self.num_preempted = 0
-        self.num_single = 0  # unnamed requests without a successor, which are no programs
-        self.jct, self.latency, self.waited, self.held_s = (Sample() for _ in range(4))
-        # Tokens of all prompts, and of those of programs that came back (_count_tokens).
-        self.prompts: Counter[str] = Counter()
-        self.returning: Counter[str] = Counter()
-        self.decisions: Counter[str] = Counter()
-        self.outcomes: Counter[str] = Counter()
-        self.pin_causes: Counter[str] = Counter()
-        self.block_seconds: dict[str, float] = {}  # by cause
-        self.blocks: Counter[str] = Counter()  # copied, by direction
-        self.bytes: Counter[str] = Counter()
-        self.num_failed: Counter[str] = Counter()  # by direction
-        self.not_read: Counter[str] = Counter()  # turns, by why they got not all that the disk had
-        self.left_there: Counter[str] = Counter()  # tokens that the disk had for them
+        self.first, self.last = math.inf, -math.inf  # the first arrival, the last departure
+        self.num: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.samples: defaultdict[str, Sample] = defaultdict(Sample)
         self.saved_s = self.lost_s = 0.0
-        self.regrets: dict[str, Sample] = {}  # by decision
-        self.num_best = 0  # decisions of the kind that was best
         self.worst: list[Costly] = []  # a heap
-        self.num_unjudged = 0  # decisions whose return nobody saw, or whose record says too little
         self._programs: OrderedDict[str, _Program] = OrderedDict()
-        self._of_event = {
-            "start": self._started,
-            "arrive": self._arrived,
-            "return": self._arrived,
-            "admit": self._admitted,
-            "preempt": self._preempted,
-            "decision": self._decided,
-            "outcome": self._closed,
-            "pin_end": self._pin_ended,
-            **dict.fromkeys(COPIES, self._copied),
-        }
 
     def add(self, record: Record) -> None:
         """Take in one record; events that do not matter here are skipped."""
-        if (handle := self._of_event.get(text(record, "event"))) is not None:
-            handle(record)
+        event = text(record, "event")
+        if event == "start":
+            self.finish()
+            self.starts.append(record)
+        elif event in ("arrive", "return"):
+            self._arrived(record)
+        elif event == "admit":
+            self._admitted(record)
+        elif event == "preempt":
+            self.num["trace"]["preemptions"] += 1
+        elif event == "decision":
+            self._decided(record)
+        elif event == "outcome":
+            self._closed(record)
+        elif event == "pin_end":
+            self._pin_ended(record)
+        elif event in ("store", "load", "write", "read"):
+            self._copied(event, record)
 
     def finish(self) -> None:
         """The trace ends: count the programs under way as far as they got."""
@@ -138,13 +124,9 @@ class Summary:
             self._retire()
 
     # --- one event each ---------------------------------------------------------------
-    def _started(self, record: Record) -> None:
-        self.finish()
-        self.starts.append(record)
-
     def _arrived(self, record: Record) -> None:
         now, key = record["now"], text(record, "program")
-        self.first = now if self.first is None else min(self.first, now)
+        self.first = min(self.first, now)
         program = self._programs.setdefault(key, _Program(now))
         program.num_turns += 1
         program.arrivals[count(record, "turn")] = now
@@ -153,42 +135,35 @@ class Summary:
             self._retire()
 
     def _admitted(self, record: Record) -> None:
-        num = count(record, "tokens")
-        _count_tokens(self.prompts, record)
-        on_disk = part(record, "disk")
+        num, on_disk = count(record, "tokens"), part(record, "disk")
+        _count_tokens(self.num["all prompts"], record)
         if why := text(on_disk, "not_read"):
-            self.not_read[why] += 1
-            self.left_there[why] += count(on_disk, "tokens")
+            self.num["not read"][why] += 1
+            self.num["left there"][why] += count(on_disk, "tokens")
         if (waited_s := number(record, "waited_s")) is not None:
-            self.waited.add(waited_s)
+            self.samples["queueing"].add(waited_s)
         if (program := self._programs.get(text(record, "program"))) is not None:
-            if program.num_ended:
-                _count_tokens(self.returning, record, min(num, program.num_tokens))
+            if program.last_end is not None:
+                _count_tokens(self.num["returning turns"], record, min(num, program.num_tokens))
             program.num_tokens = num  # until its decision says how long the answer was
 
-    def _preempted(self, _: Record) -> None:
-        self.num_preempted += 1
-
     def _decided(self, record: Record) -> None:
-        now, decision, turn = record["now"], text(record, "decision"), count(record, "turn")
-        self.decisions[decision] += 1
-        self.last = now if self.last is None else max(self.last, now)
+        now, turn = record["now"], count(record, "turn")
+        self.num["decisions"][text(record, "decision")] += 1
+        self.last = max(self.last, now)
         if (program := self._programs.get(text(record, "program"))) is None:
             return
         if (arrived := program.arrivals.pop(turn, None)) is not None:
-            self.latency.add(now - arrived)
+            self.samples["turn"].add(now - arrived)
         program.last_end = now
-        program.num_ended += 1
         program.num_tokens = count(record, "tokens") or program.num_tokens
         program.open[turn] = Stakes.of(record)
         if len(program.open) > _MAX_OPEN:
             del program.open[next(iter(program.open))]
-        if decision == "pin":
-            program.pinned_blocks = count(record, "blocks")
 
     def _closed(self, record: Record) -> None:
         outcome = text(record, "outcome")
-        self.outcomes[f"{text(record, 'decision')} {outcome}"] += 1
+        self.num["outcomes"][f"{text(record, 'decision')} {outcome}"] += 1
         self.saved_s += number(record, "saved_s") or 0.0
         self.lost_s += number(record, "lost_s") or 0.0
         key, turn = text(record, "program"), count(record, "turn")
@@ -197,41 +172,39 @@ class Summary:
         if outcome == "done":  # a last turn left nothing to choose
             return
         if (regret := _regret(record, stakes)) is None:
-            self.num_unjudged += 1
+            self.num["regret"]["not judged"] += 1
             return
-        self.regrets.setdefault(regret.decision, Sample()).add(regret.seconds)
-        self.num_best += regret.decision == regret.best
+        self.samples[f"regret per {regret.decision}"].add(regret.seconds)
+        self.num["regret"]["decisions judged"] += 1
+        self.num["regret"]["best kind chosen"] += regret.decision == regret.best
         heapq.heappush(self.worst, Costly(regret.seconds, key, turn, regret.decision, regret.best))
         if len(self.worst) > NUM_WORST:
             heapq.heappop(self.worst)
 
     def _pin_ended(self, record: Record) -> None:
         cause, held_s = text(record, "cause") or "unpinned", number(record, "held_s")
-        self.pin_causes[cause] += 1
-        if held_s is None:
-            return
-        self.held_s.add(held_s)
-        program = self._programs.get(text(record, "program"))
-        blocks = count(record, "blocks") or (program.pinned_blocks if program else 0)
-        self.block_seconds[cause] = self.block_seconds.get(cause, 0.0) + held_s * blocks
+        self.num["pins ended"][cause] += 1
+        if held_s is not None:
+            self.samples["held"].add(held_s)
+            in_vain = "returned" if cause == "returned" else "in vain"
+            self.samples[f"block-seconds, {in_vain}"].add(held_s * count(record, "blocks"))
 
-    def _copied(self, record: Record) -> None:
+    def _copied(self, way: str, record: Record) -> None:
         if text(record, "outcome") != "done":
-            self.num_failed[record["event"]] += 1
+            self.num["not done"][way] += 1
             return
-        direction, blocks = record["event"], count(record, "blocks")
-        self.blocks[direction] += blocks
         size = count(self.starts[-1], "block_bytes") if self.starts else 0
-        self.bytes[direction] += blocks * size
+        self.num["blocks"][way] += count(record, "blocks")
+        self.num["bytes"][way] += count(record, "blocks") * size
 
     def _retire(self) -> None:
         key, program = self._programs.popitem(last=False)
         if key.startswith(NOBODY) and program.num_turns == 1:
-            self.num_single += 1
+            self.num["trace"]["requests of nobody"] += 1  # without a successor: no program
             return
-        self.num_programs += 1
+        self.num["trace"]["programs"] += 1
         if program.last_end is not None:
-            self.jct.add(program.last_end - program.first)
+            self.samples["JCT"].add(program.last_end - program.first)
 
 
 def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
@@ -289,17 +262,18 @@ def rows(of: Summary, num_bad: int = 0) -> list[Row]:
 
 def _times(of: Summary, num_bad: int) -> Iterator[Part]:
     policies = dict.fromkeys(text(start, "policy") or "unknown" for start in of.starts)
-    wall = None if of.first is None or of.last is None else of.last - of.first
-    num = {"programs": of.num_programs, "requests of nobody": of.num_single}
+    num, wall_s = of.num["trace"], of.last - of.first
     policy: dict[str, Value] = {"policy": ", ".join(policies) or "unknown"}
-    yield "trace", "", policy | num | {"turns": sum(of.decisions.values())}
-    yield "trace", "s", {"wall time": wall}
-    yield "trace", "", {"preemptions": of.num_preempted, "lines skipped": num_bad}
-    yield "JCT", "", {"programs": of.jct.num}
-    yield "JCT", "s", of.jct.spread(min=0.0, max=1.0)
-    yield "turn", "s", of.latency.spread()
-    yield "queueing", "s", of.waited.spread()
-    for group, tokens in (("all prompts", of.prompts), ("returning turns", of.returning)):
+    programs = {name: num[name] for name in ("programs", "requests of nobody")}
+    yield "trace", "", policy | programs | {"turns": of.num["decisions"].total()}
+    yield "trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None}
+    yield "trace", "", {"preemptions": num["preemptions"], "lines skipped": num_bad}
+    yield "JCT", "", {"programs": of.samples["JCT"].num}
+    yield "JCT", "s", of.samples["JCT"].spread(min=0.0, max=1.0)
+    for group in ("turn", "queueing"):
+        yield group, "s", of.samples[group].spread()
+    for group in ("all prompts", "returning turns"):
+        tokens = of.num[group]
         names = {"vram": "hit ratio, VRAM", "dram": "hit ratio, DRAM"}
         if tokens["disk"]:
             names["disk"] = "hit ratio, disk"
@@ -308,7 +282,7 @@ def _times(of: Summary, num_bad: int) -> Iterator[Part]:
             names["only_stock"] = "only stock would have kept"
         yield group, "", {"tokens": tokens["tokens"]}
         yield group, "%", {name: _share(tokens[of], tokens["tokens"]) for of, name in names.items()}
-    yield "returning turns", "%", {"save ratio": _share(of.returning["saved"], of.returning["had"])}
+    yield "returning turns", "%", {"save ratio": _share(tokens["saved"], tokens["had"])}
 
 
 def _decided(of: Summary) -> Iterator[Part]:
@@ -316,47 +290,53 @@ def _decided(of: Summary) -> Iterator[Part]:
         kind = name.split(" ")[0]
         return (DECISIONS.index(kind) if kind in DECISIONS else len(DECISIONS), name)
 
-    kinds = sorted({*DECISIONS, *of.decisions}, key=order)
-    yield "decisions", "", {kind: of.decisions[kind] for kind in kinds}
-    if of.outcomes:
-        yield "outcomes", "", {name: of.outcomes[name] for name in sorted(of.outcomes, key=order)}
+    decisions, outcomes, pins = (of.num[group] for group in ("decisions", "outcomes", "pins ended"))
+    kinds = sorted({*DECISIONS, *decisions}, key=order)
+    yield "decisions", "", {kind: decisions[kind] for kind in kinds}
+    if outcomes:
+        yield "outcomes", "", {name: outcomes[name] for name in sorted(outcomes, key=order)}
         saved = {"prefill saved, estimated": of.saved_s, "prefill repeated, estimated": of.lost_s}
         yield "outcomes", "s", saved
-    if of.pin_causes:
-        group, total = "pins ended", sum(of.block_seconds.values())
-        yield group, "", dict(sorted(of.pin_causes.items()))
-        yield group, "s", {"held, mean": _share(of.held_s.total, of.held_s.num)}
-        yield group, "", {"block-seconds": total or None}
-        returned = of.block_seconds.get("returned", 0.0)
-        yield group, "%", {"of them until a return": _share(returned, total)}
+    if pins:
+        held = of.samples["held"]
+        returned, vain = (of.samples[f"block-seconds, {of_}"] for of_ in ("returned", "in vain"))
+        total = returned.total + vain.total
+        yield "pins ended", "", dict(sorted(pins.items()))
+        yield "pins ended", "s", {"held, mean": _share(held.total, held.num)}
+        yield "pins ended", "", {"block-seconds": total or None}
+        yield "pins ended", "%", {"of them until a return": _share(returned.total, total)}
 
 
 def _copies(of: Summary) -> Iterator[Part]:
     """Rows on the copies to each tier and back."""
+    blocks, num_bytes, not_done = (of.num[group] for group in ("blocks", "bytes", "not done"))
     tiers = [("DRAM", ("store", "stored"), ("load", "loaded"))]
-    if {"write", "read"} & {*of.blocks, *of.num_failed}:
+    if {"write", "read"} & {*blocks, *not_done}:
         tiers.append(("disk", ("write", "written"), ("read", "read")))
     for group, (out, stored), (back, loaded) in tiers:
-        num_out, num_back = of.blocks[out], of.blocks[back]
-        yield group, "", {f"blocks {stored}": num_out, f"blocks {loaded}": num_back}
-        yield group, "%", {"read back": _share(num_back, num_out)}
+        yield group, "", {f"blocks {stored}": blocks[out], f"blocks {loaded}": blocks[back]}
+        yield group, "%", {"read back": _share(blocks[back], blocks[out])}
         for way, name in ((out, "bytes out"), (back, "bytes in")):
-            is_known = of.bytes[way] or not of.blocks[way]
-            yield group, "bytes", {name: of.bytes[way] if is_known else None}
-        yield group, "", {"transfers not done": of.num_failed[out] + of.num_failed[back]}
-    for why, num in sorted(of.not_read.items()):
+            is_known = num_bytes[way] or not blocks[way]
+            yield group, "bytes", {name: num_bytes[way] if is_known else None}
+        yield group, "", {"transfers not done": not_done[out] + not_done[back]}
+    for why, num in sorted(of.num["not read"].items()):
         name = f"not read as {NOT_READ.get(why, why)}"
-        yield "disk", "", {f"turns, {name}": num, f"tokens, {name}": of.left_there[why]}
+        yield "disk", "", {f"turns, {name}": num, f"tokens, {name}": of.num["left there"][why]}
 
 
 def _judged(of: Summary) -> Iterator[Part]:
-    num = sum(each.num for each in of.regrets.values())
-    total_s = sum(each.total for each in of.regrets.values())
-    yield "regret", "", {"decisions judged": num, "not judged": of.num_unjudged}
-    yield "regret", "%", {"best kind chosen": _share(of.num_best, num)}
-    yield "regret", "s", {"per decision": _share(total_s, num), "in all": total_s if num else None}
-    per = {d: of.regrets[d] for d in DECISIONS if d in of.regrets}
-    yield "regret", "s", {f"per {d}": each.total / each.num for d, each in per.items()}
+    num = of.num["regret"]
+    per = {name: of.samples[f"regret per {name}"] for name in DECISIONS}
+    total_s, judged = sum(each.total for each in per.values()), num["decisions judged"]
+    yield "regret", "", {name: num[name] for name in ("decisions judged", "not judged")}
+    yield "regret", "%", {"best kind chosen": _share(num["best kind chosen"], judged)}
+    in_all = {"per decision": _share(total_s, judged), "in all": total_s if judged else None}
+    yield (
+        "regret",
+        "s",
+        in_all | {f"per {d}": each.total / each.num for d, each in per.items() if each.num},
+    )
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -5,19 +5,17 @@ It needs no other package, because it also ends commands whose packages are miss
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import errno
 import os
 import re
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from continuum_connector.errors import escaped, shown
+from continuum_connector.errors import shown
 
 DONE = 0
 FAILED = 1  # because of an input, a file or a server: the sentence says which
@@ -30,7 +28,6 @@ TRACEBACK = "CONTINUUM_TRACEBACK"
 MOST = 1000  # characters of a sentence, because a value in it may have any length
 _PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:(?!//))\S*@")
 _KEYS = re.compile(r"([?&][\w-]*(?:key|token|secret|password)[\w-]*=)[^&\s'\"]*", re.IGNORECASE)
-_INSTEAD = {"█": "#", "░": ".", "…": "...", "·": "-", "─": "-", "│": "|"}
 _SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # each with the least we can draw on
 _OURS = ("bench", "continuum_connector")
 
@@ -60,8 +57,7 @@ def run(work: Callable[[], object], who: str) -> int:
     that cannot be used, a closed output, a missing package, Ctrl-C.
     """
     prepare()
-    with _ctrl_c_in_a_finalizer_comes_again():
-        return _written(_status(work, who), who)
+    return _written(_status(work, who), who)
 
 
 def _status(work: Callable[[], object], who: str) -> int:
@@ -76,6 +72,8 @@ def _status(work: Callable[[], object], who: str) -> int:
     except ToldError as error:
         tell(who, str(error))
     except OSError as error:
+        if not error.filename and error.errno == errno.ENOSPC:
+            _drop_output()
         tell(who, why(error))
     except MemoryError:
         tell(who, "the memory does not suffice for that much; ask for less")
@@ -121,50 +119,24 @@ def lacks(error: ImportError) -> str:
     )
 
 
-@contextlib.contextmanager
-def _ctrl_c_in_a_finalizer_comes_again() -> Iterator[None]:
-    """Repeat a Ctrl-C that arrives in a finalizer. Python only reports that one, and carries on."""
-    pressed: list[threading.Timer] = []
-
-    def again(lost: Any) -> None:
-        if lost.exc_type is None or not issubclass(lost.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(lost)
-            return
-        # A timer, because what this hook itself raises would be reported and lost, too.
-        pressed.append(threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT)))
-        pressed[-1].start()
-
-    before, sys.unraisablehook = sys.unraisablehook, again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-        for timer in pressed:  # the work has ended, so nothing is left to interrupt
-            timer.cancel()
-
-
 def _written(status: int, who: str) -> int:
     """Flush what was printed. A closed pipe is no failure: its reader has seen enough."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
+        sys.stdout.flush()
     except OSError as error:
         _drop_output()
-        tell(who, why(error))
-        return status or FAILED
+        if not isinstance(error, BrokenPipeError):
+            tell(who, why(error))
+            return status or FAILED
     except ValueError:  # closed
         pass
     return status
 
 
 def _drop_output() -> None:
-    """Discard what is left, or Python would try again at its exit, and complain."""
+    """Discard what is left, or it would be tried again, and fail again."""
     with contextlib.suppress(OSError, ValueError):
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
-        os.close(devnull)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def prepare() -> None:
@@ -174,20 +146,12 @@ def prepare() -> None:
         good = size.isascii() and size.isdecimal() and len(size) < 5 and int(size) >= least
         if not good:
             os.environ.pop(name, None)
-    codecs.register_error("continuum", _replaced)
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:  # `>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="continuum")
-
-
-def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    found = error.object[error.start : error.end]
-    return "".join(_INSTEAD.get(c) or escaped(c) for c in found), error.end
+            stream.reconfigure(errors="backslashreplace")
 
 
 def leave(work: Callable[[], object], who: str) -> None:
