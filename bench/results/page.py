@@ -79,7 +79,7 @@ def front(kept: Mapping[str, Kept]) -> str:
     rows = [
         (
             "mean job completion time on an H200, agents whose live contexts need twice the VRAM "
-            "[pool](docs/glossary.md#pool), 3 arrive a second, one run",
+            "pool, 3 arrive a second, one run",
             f"**{gpu[f'{OURS} 3 42']:.2f}x** of stock vLLM's",
             f"vLLM's own offloading ([`{RIVAL}`](docs/glossary.md#simple)): "
             f"{gpu[f'{RIVAL} 3 42']:.2f}x. With less pressure, 2 a second, "
