@@ -185,6 +185,10 @@ def _cli_options(name: str, nested: str = "") -> set[str]:
         from bench.serve import commands
 
         return _options_of(commands.app, nested)
+    if name == "simulate":  # hands over to the lab
+        from bench.sim import command
+
+        return _all_options(typer.main.get_command(command.app))
     return _options_of(app, name)
 
 

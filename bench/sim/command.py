@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
+from typer import Option, Typer
+from typer.main import get_command
 
 from bench.cli import regular
 from bench.serve import compare
@@ -39,27 +41,75 @@ class UserError(ToldError):
 
 @dataclass(frozen=True)
 class Options:
-    """As typed; lists are separated by commas. `settings`: name=value for the workload."""
+    """What would a policy do, on a GPU and a load that are not here?
 
-    arms: str
-    workload: str
-    settings: Sequence[str] | None
-    rates: str
-    gpu: str
-    model: str
-    dram_gb: float
-    pcie_gb_s: float | None
-    disk: tuple[float, float]  # GB, and GB/s that it reads
-    tp: int
-    seeds: str
-    sweep: str
-    out: Path
-    report: Path | None
-    workers: int
+    Plays agents against vLLM's own scheduler and block pool with each arm's connector, in virtual
+    time: who is admitted, cached, stored, loaded and evicted is real; how long steps and copies
+    take is modelled. Same options, same numbers, on any machine.
+
+    Prints a table per point; ratios are to the first arm. A run that was stopped goes on
+    from --out with the same command; runs by other code are done anew.
+
+    \b
+    Examples (the first: three arms, one load, under a minute):
+      continuum simulate
+      continuum simulate --arms stock,adaptive --rates 1,3,6 --report r.html
+      continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12
+      continuum simulate --workload agents --set gaps=coding --set turns=12
+      continuum simulate --workload TRACE --set scale=1 --report r.html
+      continuum simulate --sweep published --report published.html
+    """
+
+    arms: Annotated[str, Option(help="What is compared; ratios are to the first.")] = (
+        "stock,stock+order,adaptive"
+    )
+    workload: Annotated[
+        str, Option(help="A name of --list, a TOML file with one and its options, or a trace.")
+    ] = "eight_turns"
+    settings: Annotated[
+        list[str] | None, Option("--set", help="An option of the workload: NAME=VALUE.")
+    ] = None
+    rates: Annotated[str, Option(help="Programs that arrive per second.")] = "3"
+    gpu: Annotated[str, Option(help="One or more of --list.")] = "H100"
+    model: Annotated[str, Option(help="One or more of --list.")] = "llama-8b"
+    dram_gb: Annotated[float, Option(min=0, max=1e9, help="DRAM for offloaded blocks.")] = 400.0
+    pcie_gb_s: Annotated[
+        float | None, Option(min=0.1, max=1e6, help="PCIe instead of the GPU's own.")
+    ] = None
+    disk_gb: Annotated[
+        float, Option(min=0, max=1e9, help="A disk for what leaves DRAM; 0: none.")
+    ] = 0.0
+    disk_gb_s: Annotated[
+        float, Option(min=0.01, max=1e6, help="It reads; it writes half as fast.")
+    ] = 7.0
+    tp: Annotated[int, Option(min=1, max=1024, help="GPUs that share the model.")] = 1
+    seeds: Annotated[str, Option(help="A run for each; figures are of all together.")] = "42"
+    sweep: Annotated[str, Option(help="A sweep of --list, instead of all options above.")] = ""
+    out: Annotated[Path, Option(help="Results, a line per run; what it has is not run again.")] = (
+        Path("runs/simulate.jsonl")
+    )
+    report: Annotated[Path | None, Option(help="Write a page with tables here.")] = None
+    workers: Annotated[int, Option(min=0, max=4096, help="Processes; 0: one per core.")] = 0
+    show_list: Annotated[
+        bool, Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")
+    ] = False
+
+
+app = Typer(add_completion=False, rich_markup_mode=None)
+app.command("simulate")(Options)
+
+
+def main(words: list[str], console: Console) -> int:
+    """Do what these words of a command line ask for, and return the exit status."""
+    given = get_command(app).main(words, "continuum simulate", standalone_mode=False)
+    return simulate(given, console) if isinstance(given, Options) else int(given or 0)
 
 
 def simulate(options: Options, console: Console) -> int:
     """Do what was asked for and return the exit status. Raises UserError."""
+    if options.show_list:
+        listing(console)
+        return 0
     jobs = list(_sweep(options) if options.sweep else asked(options))
     check(jobs, options.report)
     try:
@@ -102,8 +152,8 @@ def asked(options: Options) -> Iterator[Job]:
         where: dict[str, Plain] = {"gpu": gpu, "model": model, "dram_gb": options.dram_gb}
         if options.pcie_gb_s is not None:
             where["pcie_gb_s"] = options.pcie_gb_s
-        if options.disk[0]:
-            where["disk_gb"], where["disk_gb_s"] = options.disk
+        if options.disk_gb:
+            where |= {"disk_gb": options.disk_gb, "disk_gb_s": options.disk_gb_s}
         if options.tp != 1:
             where["tp"] = options.tp
         yield Job(arm, workload, {"rate": rate, **params}, where, int(seed))

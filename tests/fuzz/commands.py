@@ -52,9 +52,11 @@ class Command:
 def commands() -> list[Command]:
     """Those of `continuum`, of `continuum bench`, and each module of bench/ that can be run."""
     from bench.serve.commands import app as bench
+    from bench.sim.command import app as lab
     from continuum_connector.tools.cli.app import app
 
-    found = [*_of_app("continuum", app), *_of_app("continuum bench", bench)]
+    apps = {"continuum": (app, lab), "continuum bench": (bench,)}
+    found = [each for title, of in apps.items() for one in of for each in _of_app(title, one)]
     return [*found, *filter(None, map(_of_module, modules()))]
 
 
@@ -79,7 +81,8 @@ def _of_app(title: str, app: typer.Typer) -> Iterator[Command]:
     for info in app.registered_commands:
         name = info.name or info.callback.__name__.replace("_", "-")
         hints = get_type_hints(info.callback)
-        known = [each for each in group.commands[name].params if each.name in hints]
+        command = group.commands[name] if hasattr(group, "commands") else group
+        known = [each for each in command.params if each.name in hints]
         params = tuple(_of_typer(each, hints[each.name]) for each in known)
         yield Command(f"{title} {name}", _continuum, (*title.split(), name), params)
 

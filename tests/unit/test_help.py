@@ -13,6 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from bench.serve import commands
+from bench.sim import command as lab
 from continuum_connector.tools.cli.app import app
 
 COLUMNS = 80
@@ -25,7 +26,9 @@ def walk() -> Iterator[tuple[str, Any]]:
         group: Any = typer.main.get_command(each)
         yield name, group
         for sub, found in group.commands.items():
-            if sub != "bench":  # its help is that of the other app
+            if sub == "simulate":  # its help is the lab's
+                yield f"{name} {sub}", typer.main.get_command(lab.app)
+            elif sub != "bench":  # its help is that of the other app
                 yield f"{name} {sub}", found
 
 

@@ -87,7 +87,7 @@ def test_options_of_a_workload_come_from_a_file_and_from_the_line(tmp_path: Path
     file.write_text('workload = "eight_turns"\ntool_s = 5.0\n')
     given = Options(
         arms="stock", workload=str(file), rates="1,2", gpu="H100", model="llama-8b",
-        dram_gb=100.0, pcie_gb_s=12.0, disk=(900.0, 3.0), tp=1, seeds="1",
+        dram_gb=100.0, pcie_gb_s=12.0, disk_gb=900.0, disk_gb_s=3.0, tp=1, seeds="1",
         settings=("window_s=9",), sweep="", out=tmp_path / "x", report=None, workers=1,
     )  # fmt: skip
     params = {"tool_s": 5.0, "window_s": 9}
