@@ -212,7 +212,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/plugin": {"vllm/attach", "vllm/release"},
     "tools/sizing": set(),
-    "tools/analysis": {"observe/trace", "forecast"},
+    "tools/analysis": {"observe/trace", "forecast", "sizes"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),

@@ -154,8 +154,8 @@ GOLDEN = """\
 continuum top  http://gpu-7:8000  tiny  on
 
 VRAM        ████████████░░░░░░░░  60 %:  requests 30 %  stores 10 %  pins 20 %
-DRAM        ██████████░░░░░░░░░░  50 %  50 of 100 blocks wanted  25 MiB  5 being
-            written
+DRAM        ██████████░░░░░░░░░░  50 %  50 of 100 blocks wanted  25.0 MiB  5
+            being written
 prompts     ████████████████████  VRAM 50 %  DRAM 25 %  computed 25 %
 
 requests    3 running  2 waiting  0 done/s  0 preempted/s
@@ -188,7 +188,7 @@ def test_what_was_lost_is_told_or_that_nothing_was() -> None:
 
 def test_of_a_disk_it_says_how_full_it_is_what_it_moves_and_what_is_left_to_write() -> None:
     text = "\n".join(drawn(two(LATER | DISK)))
-    assert "disk        █████░░░░░░░░░░░░░░░  25 %  25 GiB  read 3 GB/s  written 1 GB/s" in text
+    assert "disk        █████░░░░░░░░░░░░░░░  25 %  25.0 GiB  read 3 GB/s  written 1 GB/s" in text
     assert "            budget 40 %  12 lost unwritten/s" in text
     assert "VRAM 50 %  DRAM 10 %  disk 15 %  computed 25 %" in text
 
@@ -239,7 +239,7 @@ def test_engines_are_summed_and_their_usage_is_a_mean() -> None:
     text = said(of_engines(LATER, LATER, usage=0.2))
     assert "40 %: requests 10 % stores 10 % pins 20 %" in text
     assert "6 running" in text
-    assert "100 of 200 blocks wanted 50 MiB" in text
+    assert "100 of 200 blocks wanted 50.0 MiB" in text
 
 
 def test_an_engine_without_its_tier_is_counted_and_is_not_a_tier_that_grows() -> None:
@@ -285,21 +285,10 @@ def test_what_is_no_sample_is_left_out_however_long_its_line() -> None:
 def test_the_screen_fits_a_narrow_terminal_at_its_fullest(width: int) -> None:
     causes = {f"pins_ended{{{cause}}}": 12345.0 for cause in ("returned", "expired", "pressure")}
     hooks = {"hook_seconds{get_num_new_matched_tokens}": 9, "hook_seconds{request_finished}": 8}
-    lines = drawn(two(LATER | DISK | causes | hooks), "no answer\nGone since", width)
+    lines = drawn(two(LATER | DISK | causes | hooks), "no answer\nSo since", width)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= width
-    assert lines[1:3] == ["no answer", "Gone since"]
-
-
-def test_without_the_connector_vllms_part_is_shown_and_how_to_get_ours() -> None:
-    grown = {f"vllm:prefix_cache_queries_total{{{HOST}}}": 100.0}
-    grown[f"vllm:prefix_cache_hits_total{{{HOST}}}"] = 40.0
-    text = " ".join(drawn(between(text_of(VLLM), text_of(VLLM | grown))))
-    assert "3 running  2 waiting" in text
-    assert "40 % found in VRAM" in text
-    assert "ContinuumConnector does not run there" in text
-    assert "--kv-transfer-config" in text
-    assert "decisions" not in text
+    assert lines[1:3] == ["no answer", "So since"]
 
 
 # --- watching ---------------------------------------------------------------------------
@@ -360,7 +349,7 @@ def test_a_server_that_goes_is_missed_since_then_and_found_again(server: FakeSer
     watch.look(9.0, "12:00:09")
     assert "no answer from" in watch.trouble
     assert watch.shown is before
-    assert watch.gone == "Gone since 12:00:04, for 5 s by now; asking again."
+    assert watch.gone == "So since 12:00:04, for 5 s by now; asking again."
     again = FakeServer(port)
     watch.look(11.0, "12:00:11")
     watch.look(13.0, "12:00:13")
@@ -397,6 +386,14 @@ def test_no_server_is_one_sentence_and_status_1() -> None:
         result = run(f"http://127.0.0.1:{probe.getsockname()[1]}", "--once")
     assert result.exit_code == 1
     assert result.output.startswith("continuum top: no answer from")
+
+
+def test_without_the_connector_it_says_how_to_get_it(server: FakeServer) -> None:
+    server.answer = lambda _: text_of(VLLM)
+    result = run(server.url, "--once")
+    assert result.exit_code == 1
+    assert "ContinuumConnector does not run there" in result.output
+    assert "--kv-transfer-config" in result.output
 
 
 def test_a_server_without_metrics_is_named(server: FakeServer) -> None:
@@ -479,11 +476,11 @@ def test_in_a_terminal_it_lives_survives_the_server_and_leaves_it_clean(
     assert "Ctrl-C ends" in text
     port = server.server_port
     server.close()
-    text = terminal.until(lambda text: "Gone since" in text, alternate=True)
+    text = terminal.until(lambda text: "So since" in text, alternate=True)
     assert "no answer from" in text
     assert "3 running  2 waiting" in text
     again = FakeServer(port)
-    terminal.until(lambda text: "Gone since" not in text, alternate=True)
+    terminal.until(lambda text: "So since" not in text, alternate=True)
     terminal.keys("C-c")
     text = terminal.until(lambda text: "ended with 130" in text, alternate=False)
     again.close()

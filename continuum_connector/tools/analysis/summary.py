@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from continuum_connector.forecast.forecast import came_true
+from continuum_connector.sizes import size
 from continuum_connector.tools.analysis.hindsight import Regret, Stakes
 from continuum_connector.tools.analysis.source import (
     Record,
@@ -21,7 +22,7 @@ from continuum_connector.tools.analysis.source import (
     text,
     tiers,
 )
-from continuum_connector.tools.analysis.words import NOT_READ, seconds, size
+from continuum_connector.tools.analysis.words import NOT_READ, seconds
 
 MAX_PROGRAMS = 200_000  # followed at once; beyond, the program silent for longest counts as over
 NUM_WORST = 5  # decisions that the report names, for `continuum explain`
@@ -193,9 +194,9 @@ class Summary:
         if text(record, "outcome") != "done":
             self.num["not done"][way] += 1
             return
-        size = count(self.starts[-1], "block_bytes") if self.starts else 0
+        of_block = count(self.starts[-1], "block_bytes") if self.starts else 0
         self.num["blocks"][way] += count(record, "blocks")
-        self.num["bytes"][way] += count(record, "blocks") * size
+        self.num["bytes"][way] += count(record, "blocks") * of_block
 
     def _retire(self) -> None:
         key, program = self._programs.popitem(last=False)

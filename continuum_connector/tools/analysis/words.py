@@ -1,4 +1,4 @@
-"""Words: what one record of a trace says, as sentences; how seconds and bytes are printed."""
+"""Words: what one record of a trace says, as sentences; how seconds are printed."""
 
 from __future__ import annotations
 
@@ -36,15 +36,6 @@ def seconds(value: float) -> str:
     if value and abs(value) < 0.01:
         return f"{1000 * value:.3g} ms"
     return f"{value:,.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
-
-
-def size(value: float) -> str:
-    """Bytes as text."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    return f"{value:,.4g} TiB"
 
 
 class Line(NamedTuple):

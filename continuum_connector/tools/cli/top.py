@@ -20,12 +20,17 @@ from rich.table import Table
 from rich.text import Text
 
 from continuum_connector.errors import shown
-from continuum_connector.tools.analysis.words import seconds, size
+from continuum_connector.sizes import size
+from continuum_connector.tools.analysis.words import seconds
 from continuum_connector.tools.cli.server import CommandError, Scrape, Server
 from continuum_connector.tools.cli.terminal import terminal
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
 TIMEOUT_S = 5.0  # a server that takes longer to answer /metrics counts as gone
+NO_CONNECTOR = (
+    "ContinuumConnector does not run there, so there is nothing to show; to run it, serve with: "
+    '--kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
+)
 
 
 def top(
@@ -86,10 +91,12 @@ class Watch:
         """Scrape once. `now`: monotonic seconds. `wall`: the time of day."""
         try:
             scrape = Scrape.parse(self._server.exposition(), now)
+            if not any(name.startswith("continuum:") for name in scrape.samples):
+                raise CommandError(NO_CONNECTOR)
         except CommandError as error:
             at, since = self._gone_at = self._gone_at or (wall, now)
             self.trouble = shown(str(error))
-            self.gone = f"Gone since {at}, for {now - since:.0f} s by now; asking again."
+            self.gone = f"So since {at}, for {now - since:.0f} s by now; asking again."
             return
         if self.trouble:  # what happened while it was gone is no rate of now
             self._scrapes.clear()
@@ -116,10 +123,6 @@ BAR = 20  # characters
 PINS, STORES, REQUESTS = "cyan", "blue", "green"
 # Where the tokens of a prompt were: the word for it, and its colour.
 WHERE = {"vram": ("VRAM", "cyan"), "dram": ("DRAM", "magenta"), "disk": ("disk", "blue")}
-NO_CONNECTOR = (
-    "ContinuumConnector does not run there, so there is nothing of it to show. To run it, serve "
-    'with: --kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
-)
 # Outcomes of decisions that cost something: KV kept for nobody, or gone when it was needed.
 BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
 NUM_WORST = 3
@@ -143,16 +146,17 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
         now, added = seen
         engines = {*now.by("vllm:kv_cache_usage_perc", "engine")} - {""}
         num_engines, last = max(1, len(engines)), f"{added.at:.0f} s"
-        is_ours = any(name.startswith("continuum:") for name in now.samples)
-        _about(head, now, num_engines, is_ours)
-        parts += [Text(), _grid(_shares(now, added, num_engines, is_ours))]
-        parts += [Text(), _grid(_rates(now, added, is_ours))]
-        if not is_ours:
-            parts += [Text(), Text(NO_CONNECTOR)]
+        _about(head, now, num_engines)
+        parts += [
+            Text(),
+            _grid(_shares(now, added, num_engines)),
+            Text(),
+            _grid(_rates(now, added)),
+        ]
     return Group(*parts, Text(), Text(f"Rates are of the last {last}. Ctrl-C ends.", "dim"))
 
 
-def _about(head: Text, now: Scrape, num_engines: int, is_ours: bool) -> None:
+def _about(head: Text, now: Scrape, num_engines: int) -> None:
     """Add the model to the first line, and whether the connector is on."""
     models = sorted({*now.by("vllm:num_requests_running", "model_name")} - {""})
     head.append(f"  {', '.join(models)}", "bold")
@@ -161,7 +165,7 @@ def _about(head: Text, now: Scrape, num_engines: int, is_ours: bool) -> None:
     if off := now.each("continuum:switched_on").count(0.0):
         where = "" if off == num_engines else f" on {off}"
         head.append("  ").append(f"off{where}: the server's log says why", "bold yellow")
-    elif is_ours:
+    else:
         head.append("  ").append("on", "bold green")
 
 
@@ -180,21 +184,19 @@ def _row(name: str, *facts: Fact) -> Row:
 
 
 # --- VRAM, the tiers below it, and where prompts were -----------------------------------------
-def _shares(now: Scrape, added: Scrape, num_engines: int, is_ours: bool) -> list[Row | None]:
+def _shares(now: Scrape, added: Scrape, num_engines: int) -> list[Row | None]:
+    has_disk = now.total("continuum:disk_wanted_bytes") > 0
+    disk = _disk(now, added, num_engines) if has_disk else None
+    return [
+        _vram(now, num_engines),
+        _dram(now, added, num_engines),
+        disk,
+        _prompts(added, has_disk),
+    ]
+
+
+def _vram(now: Scrape, num_engines: int) -> Row:
     used = now.total("vllm:kv_cache_usage_perc") / num_engines
-    if is_ours:
-        has_disk = now.total("continuum:disk_wanted_bytes") > 0
-        disk = _disk(now, added, num_engines) if has_disk else None
-        dram = _dram(now, added, num_engines)
-        return [_vram(now, used), dram, disk, _prompts(added, has_disk)]
-    vram = _row("VRAM", _bar((used, REQUESTS)), _percent(used))
-    if not (queries := added.total("vllm:prefix_cache_queries_total")):
-        return [vram]
-    hit = added.total("vllm:prefix_cache_hits_total") / queries
-    return [vram, _row("prompts", _bar((hit, WHERE["vram"][1])), f"{_percent(hit)} found in VRAM")]
-
-
-def _vram(now: Scrape, used: float) -> Row:
     blocks = now.total("continuum:vram_blocks") or 1.0
     pinned = now.total("continuum:pinned_blocks") / blocks
     stores = now.total("continuum:held_blocks") / blocks - pinned
@@ -269,30 +271,28 @@ def _prompts(added: Scrape, has_disk: bool) -> Row:
 
 
 # --- what happens -----------------------------------------------------------------------------
-def _rates(now: Scrape, added: Scrape, is_ours: bool) -> list[Row | None]:
+def _rates(now: Scrape, added: Scrape) -> list[Row | None]:
     waiting = now.total("vllm:num_requests_waiting")
     preempted = added.total("vllm:num_preemptions_total") / added.at
-    requests = _row(
-        "requests",
-        f"{now.total('vllm:num_requests_running'):,.0f} running",
-        (f"{waiting:,.0f} waiting", "yellow" if waiting else ""),
-        f"{added.total('vllm:request_success_total') / added.at:.3g} done/s",
-        (f"{preempted:.3g} preempted/s", "red" if preempted else ""),
-    )
-    tokens = (
-        f"{added.total('vllm:prompt_tokens_total') / added.at:,.0f} of prompts",
-        f"{added.total('vllm:generation_tokens_total') / added.at:,.0f} generated",
-    )
-    if not is_ours:
-        return [requests, _row("tokens/s", *tokens)]
     decisions = added.by("continuum:decisions_total", "decision").items()
     ended = now.by("continuum:pins_ended_total", "cause")
     ends = [f"{cause} {_percent(num / sum(ended.values()))}" for cause, num in _most(ended)]
     busy = added.total("continuum:hook_seconds_sum") / added.at
     return [
-        requests,
+        _row(
+            "requests",
+            f"{now.total('vllm:num_requests_running'):,.0f} running",
+            (f"{waiting:,.0f} waiting", "yellow" if waiting else ""),
+            f"{added.total('vllm:request_success_total') / added.at:.3g} done/s",
+            (f"{preempted:.3g} preempted/s", "red" if preempted else ""),
+        ),
         _gate(now),
-        _row("tokens/s", *tokens, *_against_stock(added)),
+        _row(
+            "tokens/s",
+            f"{added.total('vllm:prompt_tokens_total') / added.at:,.0f} of prompts",
+            f"{added.total('vllm:generation_tokens_total') / added.at:,.0f} generated",
+            *_against_stock(added),
+        ),
         _row(
             "decisions/s",
             f"{sum(num for _, num in decisions) / added.at:.3g}:",
