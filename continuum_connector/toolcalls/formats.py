@@ -15,7 +15,7 @@ from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from continuum_connector.toolcalls.asked import ANSWER, CUT, MAX_CALLS, Asked, Ending, clean_name
-from continuum_connector.toolcalls.shell import is_last, tools_of
+from continuum_connector.toolcalls.shell import what_runs
 
 MAX_CHARS = 4_096  # of the text's end; 512 tokens of ordinary text take half as many
 MAX_TOKENS = 512  # strings, brackets and words read of one value
@@ -283,9 +283,9 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
     aloud, in_thinking = spoken(DECORATED.sub(r"<\1\2\3>", text))
     truncated = truncated or in_thinking
     calls, in_blocks = _calls(aloud)
-    runs = [call for call in calls[:MAX_CALLS] if call.finished or not truncated]
-    if tools := dict.fromkeys(name for call in runs for name in tools_of(*call[:2])):
-        ending = Ending.LAST if any(is_last(*call[:2]) for call in runs) else Ending.CALLS
+    runs = [what_runs(*c[:2]) for c in calls[:MAX_CALLS] if c.finished or not truncated]
+    if tools := dict.fromkeys(name for names, _ in runs for name in names):
+        ending = Ending.LAST if any(is_last for _, is_last in runs) else Ending.CALLS
         return Asked(ending, tuple(tools)[:MAX_CALLS], in_blocks)
     if truncated or calls or not aloud.strip():
         return CUT

@@ -66,20 +66,16 @@ LAST_TOOLS = ("finish",)
 LAST_COMMANDS = (["echo", "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"],)
 
 
-def tools_of(name: str, arguments: object) -> list[str]:
-    """The names of what a call runs; none if it has no name yet. A shell block has none itself."""
+def what_runs(name: str, arguments: object) -> tuple[list[str], bool]:
+    """The names of what a call runs, none if it has no name yet; and whether an agent says with it
+    that it is done, so that no turn follows. A shell block has no name itself."""
     name, script = _tool_and_script(name, arguments)
-    commands = commands_that_take_time(script) if script is not None else []
-    return commands or ([name] if name else [])
-
-
-def is_last(name: str, arguments: object) -> bool:
-    """Whether an agent says with this call that it is done, so that no turn follows."""
-    name, script = _tool_and_script(name, arguments)
+    own = [name] if name else []
     if script is None:
-        return name in LAST_TOOLS
+        return own, name in LAST_TOOLS
     is_there = any(words[-1] in script for words in LAST_COMMANDS)  # most scripts are not split
-    return is_there and any(words in LAST_COMMANDS for words, _ in _commands(script))
+    is_last = is_there and any(words in LAST_COMMANDS for words, _ in _commands(script))
+    return commands_that_take_time(script) or own, is_last
 
 
 def _tool_and_script(name: str, arguments: object) -> tuple[str, str | None]:

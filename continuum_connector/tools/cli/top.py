@@ -276,7 +276,9 @@ def _rates(now: Scrape, added: Scrape) -> list[Row | None]:
     preempted = added.total("vllm:num_preemptions_total") / added.at
     decisions = added.by("continuum:decisions_total", "decision").items()
     ended = now.by("continuum:pins_ended_total", "cause")
-    ends = [f"{cause} {_percent(num / sum(ended.values()))}" for cause, num in _most(ended)]
+    ends: list[Fact] = [
+        f"{cause} {_percent(num / sum(ended.values()))}" for cause, num in _most(ended)
+    ]
     busy = added.total("continuum:hook_seconds_sum") / added.at
     return [
         _row(
