@@ -154,7 +154,7 @@ METRICS: tuple[Metric, ...] = (
     histogram("store_seconds", "Time of a store from queued to settled; far above bytes / bus "
         "speed: the bus is busy", COPY_BUCKETS),
     histogram("load_seconds", "Time of a load from queued to settled; its request waits, "
-        "load_timeout_s at most", COPY_BUCKETS),
+        "30 s at most", COPY_BUCKETS),
     gauge("tier_up", "1 while the DRAM tier works; 0: off by config, or a rank has none"),
     gauge("dram_capacity_blocks", "Blocks that the DRAM tier can hold by now; 0 without a tier"),
     gauge("dram_wanted_blocks", "Blocks that dram_bytes can hold; above dram_capacity_blocks for "
