@@ -108,7 +108,7 @@ ALIKE = {
     "hints": "what a wish costs whom",
     "outcomes": "what is told of decisions",
     "policies": "each policy over the same loop",
-    "renames": "minutes long, so of the others the newest alone is asked, below",
+    "renames": "minutes long, so of the others the newest alone is asked: test_renames_newest.py",
     "policy_controls": "which faults the policy machine sees: the policy's doing",
     "policy_machine": "what agents find: the policy's doing",
     "side_requests": "what the contexts of one id take from each other: our own chains and pins",
@@ -192,18 +192,6 @@ def test_scheduler_side(version: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert imported, run.output[-4000:]
     assert imported[1] == version
     assert imported[2].startswith(str(sources.source_dir(version)))
-    assert run.returncode == 0, run.failures[-6000:]
-
-
-@pytest.mark.release
-@pytest.mark.parametrize("version", [v for v in sources.VERSIONS[-1:] if v != installed()])
-def test_no_name_that_the_newest_renames_ends_a_server(version: str) -> None:
-    """As on the installed one (tests/vllm/test_renames.py). Minutes of a core."""
-    pytest.importorskip("vllm")
-    try:
-        run = run_version(version, ["renames"])
-    except sources.SourcesUnavailableError as error:
-        pytest.skip(str(error))
     assert run.returncode == 0, run.failures[-6000:]
 
 
