@@ -45,7 +45,7 @@ from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
 from continuum_connector.vllm.tables import stock_beside
 from continuum_connector.vllm.touched import Part
-from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot, most_per_slot
+from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
 from continuum_connector.worker.layout import Layout, read_layout
 from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.tier import num_slots_for
@@ -220,16 +220,9 @@ def _disk_plan(
     if why := proven.why_no_disk(seen):
         logger.warning("ContinuumConnector: %s", why)
         return None
-    slot_blocks = blocks_per_slot(config, ranks[1], slot_bytes)
-    if slot_blocks > (most := most_per_slot(num_slots, slot_bytes)):
-        raise ConfigError(
-            f"disk_slot_bytes = {config.disk_slot_bytes} is {slot_blocks} blocks of {slot_bytes} "
-            f"bytes, and a disk slot takes {most} at most; lower it to {most * slot_bytes}, or "
-            "leave it out"
-        )
     budget = config.disk_bytes if config.disk_write_budget is None else config.disk_write_budget
     return DiskPlan(
-        slot_blocks=slot_blocks,
+        slot_blocks=blocks_per_slot(config, ranks[1], slot_bytes),
         block_bytes=slot_bytes,
         timeout_s=config.disk_timeout_s,
         write_budget=-(-budget * ranks[0] // ranks[1]),  # rounded up: 0 would be no bound

@@ -37,7 +37,6 @@ _SERVICE_LINK = re.compile(
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
 Fraction = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
-CopyBytes = Annotated[int, msgspec.Meta(ge=4096, le=2**30)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
@@ -52,7 +51,7 @@ _HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]{1,128}")  # RFC 9110, token
 MAX_ID_HEADERS = 16
 
 SIZES = {"dram_bytes": "DRAM tier", "trace_bytes": "trace's files", "disk_bytes": "disk tier"}
-SIZES |= {"disk_write_budget": "disk tier", "disk_slot_bytes": "disk tier"}
+SIZES |= {"disk_write_budget": "disk tier"}
 PATHS = ("trace_path", "state_path", "switch_path")
 
 
@@ -65,7 +64,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     disk_bytes: Bytes = 0
     disk_write_budget: Bytes | None = None
     disk_timeout_s: Seconds = 5.0
-    disk_slot_bytes: CopyBytes | None = None
     numa: bool = True
     policy: str = "adaptive"
     ttl_s: Seconds = 2.0
@@ -100,8 +98,6 @@ KNOBS: dict[str, str] = {
     "disk_write_budget": "bytes written to the disk per day and node; left out: disk_bytes, so a "
     "drive used whole is written once a day; 0: no bound",
     "disk_timeout_s": "longest that a turn waits for the disk before it is computed, in seconds",
-    "disk_slot_bytes": "least bytes per read or write, per rank; smaller blocks share a disk slot; "
-    "left out: 2 MiB, or a 64th of the rank's DRAM if that is less",
     "numa": "take DRAM on the NUMA node of the rank's GPU; 0: let the system choose",
     "policy": "what decides between pin, offload and free: " + ", ".join(POLICIES),
     "ttl_s": "how long `fixed_ttl` pins a finished turn, in seconds",
@@ -144,6 +140,8 @@ REMOVED: dict[str, str] = {
     "max_hinted_fraction": "pins that clients make longer than the policy get a fifth of VRAM, and "
     "give way first; leave it out",
     "max_wait_s": "a waiting turn spares pins for at most 10 s; leave it out",
+    "disk_slot_bytes": "a read or write is of 2 MiB, or a 64th of the rank's DRAM if that is less; "
+    "leave it out",
     "disk_keep": "a restart finds what the same model left on the disk; leave it out, and to begin "
     "anew delete the disk's files",
     "disk_threads": "a rank reads and writes with 8 threads; leave it out",
@@ -282,11 +280,6 @@ def _check_disk(config: ContinuumConfig) -> None:
         raise ConfigError(
             "disk_timeout_s = 0 would wait for no read, so the disk would be written and never "
             "read; set some seconds, or leave disk_path out"
-        )
-    if num_bytes < (config.disk_slot_bytes or 0):
-        raise ConfigError(
-            f"disk_bytes = {num_bytes} is below disk_slot_bytes = {config.disk_slot_bytes}, so "
-            "nothing would fit; raise disk_bytes"
         )
     files.check_drive("disk_path", path, "disk_bytes", num_bytes)
 

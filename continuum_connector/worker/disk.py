@@ -36,10 +36,9 @@ HUNG_S = 60.0  # without an answer, a disk counts as hanging, ...
 # too (SIGSTOP, a frozen container, a machine that sleeps), and then the disk is not to blame.
 HUNG_LOOKS = 3
 MAX_FOUND = 512  # slots that one report says a restart has found
-# Size of a disk slot if the config gives none. Larger reads are no faster, and what a chain has
+# Size of a disk slot. Larger reads are no faster, and what a chain has
 # after its last whole slot is on no disk, so a slot should be a small part of DRAM.
 SLOT_BYTES, DRAM_SHARE = 2 * 2**20, 64
-_MOST_BLOCKS, _MOST_BYTES = 1000, 2**30  # of a disk slot, see csrc/engine_disk.cpp
 _HEAD_BYTES = 2**20  # at the beginning of the file, before its slots
 _END_S = 2.0
 
@@ -72,18 +71,10 @@ class DiskShape(NamedTuple):
 
 
 def blocks_per_slot(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> int:
-    """Blocks in a disk slot: as many host slots of `slot_bytes` as make up `disk_slot_bytes` over a
-    node's `num_ranks` ranks."""
-    if config.disk_slot_bytes is not None:
-        return -(-config.disk_slot_bytes // slot_bytes)
+    """Blocks in a disk slot: as many host slots of `slot_bytes` as make up SLOT_BYTES, but a small
+    part of what each of a node's `num_ranks` ranks has."""
     most = config.tier_bytes // num_ranks // DRAM_SHARE // slot_bytes
     return max(1, min(-(-SLOT_BYTES // slot_bytes), most))
-
-
-def most_per_slot(num_slots: int, slot_bytes: int) -> int:
-    """How many blocks a disk slot may have where a rank has `num_slots` host slots: all of them
-    must lie in DRAM when they are written."""
-    return max(1, min(num_slots, _MOST_BLOCKS, _MOST_BYTES // slot_bytes))
 
 
 def disk_shape(config: ContinuumConfig, num_ranks: int, slot_bytes: int) -> DiskShape:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -40,7 +41,7 @@ class Life:
         folder: Path,
         namespace: bytes = b"n" * 32,
         prove: Prove | None = None,
-        **keys: Any,
+        slot_blocks: int = 2,
     ) -> None:
         self.vram = np.zeros(NUM_BLOCKS * BLOCK, np.uint8)
         region = Region(self.vram.ctypes.data, BLOCK, 0, BLOCK)
@@ -49,7 +50,7 @@ class Life:
         config = ContinuumConfig(
             dram_bytes=NUM_BLOCKS * BLOCK,
             disk_path=str(folder),
-            **{"disk_bytes": 2 * 2**20, "disk_slot_bytes": 2 * BLOCK, **keys},
+            disk_bytes=2 * 2**20,
         )
         self.clock = FakeClock()
         named = Namespace(namespace, "{}")
@@ -58,7 +59,8 @@ class Life:
         self.worker = ContinuumWorker(
             lambda each, n: NativeEngine("sim", each, n), config, clock=self.clock
         )
-        self.worker.register(self.layout, self.disk)
+        with patch.multiple(module, SLOT_BYTES=slot_blocks * BLOCK, DRAM_SHARE=1):
+            self.worker.register(self.layout, self.disk)
         self.report = WorkerReport()
         assert self.disk._thread is not None
         self.disk._thread.join()
@@ -145,7 +147,7 @@ def test_a_disk_that_is_begun_anew_says_why(folder: Path, monkeypatch: pytest.Mo
     assert live(other) == "begun anew because of other tensor, vllm"
     assert live(one) == "begun anew because of other tensor, vllm"
     same = "begun anew because its slots had another size, or the last server was reset"
-    assert live(one, disk_slot_bytes=4 * BLOCK) == same
+    assert live(one, slot_blocks=4) == same
     assert live("[]") == live(one) == "begun anew because what is on it is of another server"
     assert live(one, reset=True) == "looking for what was kept"
     assert live(one) == same

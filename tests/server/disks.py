@@ -27,7 +27,7 @@ from tests.server.helpers import (
 )
 
 BLOCK_BYTES = BLOCK * LLAMA.kv_bytes_per_token()
-SLOT_BLOCKS = 2
+SLOT_BLOCKS = 2  # as altered/disk_always.py has it
 NUM_DRAM, NUM_DISK = 80, 3000  # blocks; the programs of helpers.py take about 180
 _STRIDE = 4096 + SLOT_BLOCKS * BLOCK_BYTES
 _SLOTS_AT = 2**20
@@ -41,7 +41,6 @@ def with_disk(folder: Path, altered: str = "disk_always", **more: Any) -> dict[s
         "dram_bytes": NUM_DRAM * BLOCK_BYTES,
         "disk_path": str(folder),
         "disk_bytes": NUM_DISK * BLOCK_BYTES,
-        "disk_slot_bytes": SLOT_BLOCKS * BLOCK_BYTES,
         "disk_write_budget": 0,
         "disk_timeout_s": 20,  # a busy machine is slow
         **more,

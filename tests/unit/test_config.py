@@ -98,7 +98,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("disk_bytes", "1TB", 10**12),
         ("disk_write_budget", "0", 0),
         ("disk_timeout_s", "2.5", 2.5),
-        ("disk_slot_bytes", "4MiB", 4 * 2**20),
         ("numa", "no", False),
         ("policy", "stock", "stock"),
         ("ttl_s", "3.5", 3.5),
@@ -337,9 +336,9 @@ def test_a_ttl_above_its_guard_is_refused() -> None:
     assert load({"ttl_s": 60}).ttl_s == 60.0
 
 
-def test_a_disk_slot_that_is_no_size_is_refused() -> None:
-    message = refusal(CONTINUUM_DISK_SLOT_BYTES="4 megs")
-    assert "CONTINUUM_DISK_SLOT_BYTES = '4 megs' is not a size" in message
+def test_a_budget_that_is_no_size_is_refused() -> None:
+    message = refusal(CONTINUUM_DISK_WRITE_BUDGET="4 megs")
+    assert "CONTINUUM_DISK_WRITE_BUDGET = '4 megs' is not a size" in message
     assert '"4MiB"' in message
 
 
@@ -445,17 +444,12 @@ def test_a_disk_has_a_folder_that_may_not_be_there_yet(tmp_path: Path) -> None:
         ({"disk_path": None}, "disk_bytes = 2097152 without disk_path means no disk tier; set"),
         ({"dram_bytes": 0}, "blocks reach the disk through DRAM alone; set dram_bytes, or"),
         ({"disk_timeout_s": 0}, "disk_timeout_s = 0 would wait for no read, so the disk would be"),
-        (
-            {"disk_slot_bytes": "4MiB"},
-            "disk_bytes = 2097152 is below disk_slot_bytes = 4194304, so",
-        ),
         ({"disk_bytes": 2**60}, "disk_bytes = 1152921504606846976 leaves less than 5% of the file"),
         ({"disk_path": "cache"}, "disk_path = 'cache' is relative, so each process could mean"),
         ({"disk_path": "/dev/null"}, "is a device, which cannot serve as a folder, so the server"),
         ({"disk_path": __file__}, "is a file, which cannot serve as a folder, so the server"),
         ({"disk_path": "/tmp/\0"}, "has a NUL in it, which no file's name may have"),
         ({"disk_path": "/tmp/\ud800"}, "has half of a surrogate pair in it"),
-        ({"disk_slot_bytes": 2**31}, "disk_slot_bytes = 2147483648 does not fit"),
         ({"disk_bytes": "a lot"}, "= 'a lot' is not a size, so the disk tier cannot be laid out"),
     ],
 )

@@ -7,6 +7,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ class Rig:
         self.config = ContinuumConfig(
             dram_bytes=64 * 4096,
             disk_path=str(path / "disk"),
-            **{"disk_bytes": 3 * MIB, "disk_slot_bytes": 8192, **keys},  # type: ignore[arg-type]
+            **{"disk_bytes": 3 * MIB, **keys},  # type: ignore[arg-type]
         )
         self.engine = EngineWithDisk(slot_bytes=4096, num_ready=64)
         self.clock = FakeClock()
@@ -75,7 +76,8 @@ class Rig:
         self.worker = ContinuumWorker(
             lambda _layout, _n: self.engine, self.config, rank=RANK, clock=self.clock
         )
-        self.worker.register(LAYOUT, self.disk)
+        with patch.multiple(module, SLOT_BYTES=8192, DRAM_SHARE=1):
+            self.worker.register(LAYOUT, self.disk)
         if is_open:
             self.open()
 
@@ -206,7 +208,7 @@ def test_without_disk_path_there_is_no_thread_and_what_is_ordered_fails_all_the_
 
 
 def test_the_shape_of_a_file_fills_what_a_rank_may_have_and_not_more() -> None:
-    config = ContinuumConfig(disk_bytes=100 * MIB, disk_slot_bytes=2 * MIB)
+    config = ContinuumConfig(dram_bytes=2**40, disk_bytes=100 * MIB)
     assert disk_shape(config, 1, 2 * MIB) == DiskShape(49, 1)
     assert disk_shape(config, 2, 2 * MIB) == DiskShape(24, 1)
     assert disk_shape(config, 1, 512 * 1024) == DiskShape(49, 4)
@@ -217,9 +219,7 @@ def test_the_shape_of_a_file_fills_what_a_rank_may_have_and_not_more() -> None:
 @pytest.mark.parametrize(
     ("dram", "num_ranks", "blocks"), [(18 * MIB, 1, 1), (96 * MIB, 1, 6), (96 * MIB, 2, 3)]
 )
-def test_where_the_config_says_nothing_a_disk_slot_is_a_small_part_of_dram(
-    dram: int, num_ranks: int, blocks: int
-) -> None:
+def test_a_disk_slot_is_a_small_part_of_dram(dram: int, num_ranks: int, blocks: int) -> None:
     config = ContinuumConfig(dram_bytes=dram, disk_bytes=100 * MIB)
     assert disk_shape(config, num_ranks, 256 * 1024).slot_blocks == blocks
     config = ContinuumConfig(dram_bytes=2**36, disk_bytes=100 * MIB)

@@ -155,7 +155,7 @@ def drafts(make: Make) -> Engine:
 def disk(make: Make) -> Engine:
     """DRAM is smaller than what the turns leave, and the disk below it is fast."""
     extra = {"dram_bytes": 20 * SLOT_BYTES, "disk_path": "/disk", "disk_bytes": "1GiB"}
-    extra |= {"disk_slot_bytes": SLOT_BYTES, "policy": "fixed_ttl"}
+    extra |= {"policy": "fixed_ttl"}
     engine = make(200, extra_config=extra)
     side = side_of(engine)
     if side is not None and side.tier.ahead is not None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.tiers import reading, wanted
 from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm.fake_worker import OF_DISK
@@ -100,20 +98,6 @@ def test_programs_in_turn_compute_only_what_is_new_though_dram_holds_one_of_them
     engine.connector.side.update_gauges()
     assert total(engine, "disk_unsaved_blocks") == 0
     assert answers_as_without_a_tier(engine)
-
-
-@pytest.mark.parametrize(("blocks", "most"), [(65, 64), (1025, 1000)])
-def test_a_disk_slot_that_nothing_could_fill_is_refused_in_one_sentence(
-    blocks: int, most: int, tmp_path: Path
-) -> None:
-    """Otherwise nothing is ever written, or the disk is not opened, long after the start."""
-    page = 4096
-    keys = {"disk_path": str(tmp_path / "disk"), "disk_bytes": "64MiB"}
-    keys |= {"dram_bytes": 64 * page if blocks < 1000 else 2000 * page}
-    with pytest.raises(ConfigError, match=f"is {blocks} blocks .* {most} at most; lower it to"):
-        Engine(100, extra_config={**keys, "disk_slot_bytes": blocks * page})
-    engine = Engine(100, extra_config={**keys, "disk_slot_bytes": most * page})
-    assert engine.connector.side.tier.names == ("dram", "disk")
 
 
 def came_back(**kwargs: Any) -> Engine:

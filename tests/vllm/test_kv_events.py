@@ -301,7 +301,7 @@ def test_a_block_is_named_as_vllm_names_it(group: int) -> None:
 @pytest.mark.parametrize("ends", ["disk", "dram"])
 def test_blocks_that_come_to_disk_and_leave_it_are_announced_without_tokens(ends: str) -> None:
     """And what is read back is in DRAM again, with tokens."""
-    disk = {"disk_path": "/disk", "disk_bytes": "1GiB", "disk_slot_bytes": SLOT_BYTES}
+    disk = {"disk_path": "/disk", "disk_bytes": "1GiB"}
     engine = EventEngine(num_slots=16, config=disk)
     engine.worker.report_disk(100)
     reading = engine.connector.side.tier.ahead

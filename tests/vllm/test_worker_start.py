@@ -19,7 +19,7 @@ from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.vllm import plugin
-from continuum_connector.worker import native
+from continuum_connector.worker import disk, native
 from continuum_connector.worker.engine import Region
 from continuum_connector.worker.layout import Layout
 from tests.fakes import FakeCopyEngine
@@ -209,7 +209,7 @@ def test_the_log_says_which_ways_of_copying_there_are(
 # A disk below DRAM.
 
 SMALL = replace(FULL, num_kv_heads=1, head_size=8)
-DISK = {"disk_bytes": "8MiB", "disk_slot_bytes": 10_000}
+DISK = {"disk_bytes": "8MiB"}
 
 
 class Opened(Made):
@@ -236,16 +236,17 @@ def with_disk(path: Path, lora: Any = None) -> Any:
     caches, kv_cache_config = kv_caches.build(config, kv_caches.LAYOUTS[0], layers(SMALL))
     connector = a_worker(config, kv_cache_config)
     connector.register_kv_caches(caches)
-    if disk := connector.worker._disk:
-        disk._thread.join()
+    if of_rank := connector.worker._disk:
+        of_rank._thread.join()
     connector.worker.poll()
     return connector.worker.take_report()
 
 
 @ASKS_FOR_A_NAME
 def test_with_a_disk_host_slots_are_whole_pages_and_each_rank_opens_its_file(
-    opened: Opened, tmp_path: Path
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(disk, "SLOT_BYTES", 10_000)
     report = with_disk(tmp_path / "disk")
     assert report.disk_down.startswith("seen enough")
     assert opened.path == str(tmp_path / "disk" / "dp0-rank0.slab")

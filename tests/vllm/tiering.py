@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,6 +17,7 @@ from continuum_connector.scheduler.tiers.disk import DiskTier
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.traffic import TIMEOUT_S
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
+from continuum_connector.worker import disk
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
 
@@ -64,8 +66,9 @@ def on_disk(
     read_bytes, open_disks = kwargs.pop("read_bytes", 0), kwargs.pop("open_disks", True)
     per_slot, files = kwargs.pop("per_slot", 1), kwargs.pop("files", ())
     config = {"disk_path": "/disk", "disk_bytes": "1GiB", "policy": "fixed_ttl"}
-    config |= {"disk_slot_bytes": per_slot * SLOT_BYTES} | kwargs.pop("config", {})
-    engine = tiered(num_blocks, num_slots, config=config, **kwargs)
+    config |= kwargs.pop("config", {})
+    with patch.multiple(disk, SLOT_BYTES=per_slot * SLOT_BYTES, DRAM_SHARE=1):
+        engine = tiered(num_blocks, num_slots, config=config, **kwargs)
     reading = engine.connector.side.tier.ahead
     reading._plan = replace(reading._plan, costs=costs)
     under_way = reading.under_way

@@ -155,7 +155,7 @@ def look_at_native() -> dict[str, Any]:
 
 
 PAGE = 4096
-PIECE = 2 << 20  # what the tier reads at once, if disk_slot_bytes is left alone
+PIECE = 2 << 20  # what the tier reads at once
 MOST = 64 << 20
 SECONDS = 0.5  # for writing, and again for reading
 THREADS = 8  # as the tier
