@@ -196,7 +196,10 @@ def test_the_id_a_client_sent_finds_its_program_whatever_became_of_it(
     client = client.strip()
     for namespace in ("", "job:"):
         key = program_key(namespace + client, salt)
-        records = [record("arrive", 1.0, each, turn=1, tokens=5) for each in (key, "session:long")]
+        records = [
+            record("arrive", 1.0, each, turn=1, tokens=5)
+            for each in (key, f"session:long~{32 * '0'}")
+        ]
         path = write(tmp_path / "trace.jsonl", records)
         for typed in (client, namespace + client, key):
             result = run("explain", typed, "--trace", str(path), columns=300)
@@ -376,6 +379,8 @@ def test_a_beginning_that_several_have_is_answered_with_them(tmp_path: Path) -> 
 
 
 def test_a_whole_name_wins_over_a_longer_one_that_begins_with_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.jsonl", [*small(), *busy("job:p2"), *busy("salted:1f:job:p")])
+    assert run("explain", "job:p", "--trace", str(path)).output.startswith("job:p  ")
     path = write(tmp_path / "trace.jsonl", [*small(), *busy("job:p2")])
     assert run("explain", "p", "--trace", str(path)).output.startswith("job:p  ")
 

@@ -52,6 +52,7 @@ def test_mooncake(tmp_path: Path) -> None:
         ("main", 0, 10, 100, 0, 0.0),
     ]
     assert [each["trace"] for each in found] == ["chat0", "chat0", "chat1"]
+    assert all(each["itypes"] == ["text"] for each in found)
 
 
 def test_bailian(tmp_path: Path) -> None:

@@ -174,7 +174,13 @@ Rates are of the last 2 s. Ctrl-C ends.
 
 def test_two_scrapes_become_a_screen_of_rates_and_shares() -> None:
     grown = {f"vllm:{name}_tokens_total{{{HOST}}}": num for name, num in TOKENS.items()}
-    seen = two(LATER | {"store_seconds": 4.0, "hook_seconds{get_finished}": 2.0}, grown)
+    before = {"hook_seconds{get_finished}": 8.0, "pins_started": 5, "prompt_tokens": 100}
+    later = (
+        LATER
+        | {"store_seconds": 4.0}
+        | {name: LATER.get(name, 2.0) + n for name, n in before.items()}
+    )
+    seen = between(text_of(VLLM, ours(before)), text_of(VLLM | grown, ours(later)))
     assert drawn(seen) == GOLDEN.splitlines()
 
 

@@ -36,7 +36,7 @@ class _Talk(Lane):
         """The request for an answer of so many tokens. `prompt`: its length, if recorded."""
         inp, common = prompt or self._tokens, self._common
         self._tokens = self._common = inp + num_tokens
-        return self.turn(inp, num_tokens, common, think if self.num_turns else 0.0)
+        return self.turn(inp, num_tokens, common, think)
 
 
 def swe_agent(documents: list[Any], stem: str) -> Iterator[Request]:

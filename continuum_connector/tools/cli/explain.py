@@ -74,8 +74,8 @@ def find(source: Source, wanted: str) -> list[Record]:
 
 
 def choose(wanted: str, turns: Counter[str]) -> str:
-    """The program that has this name or id, or else the only one with an ended turn whose name or
-    id begins with it. CommandError lists programs if there is none, or several.
+    """The program that has this name or id, or else the only one whose name or id begins with it.
+    CommandError lists programs if there is none, or several.
 
     The connector puts a namespace before the ids that clients send (`job:x`), and another before
     that if they send a salt (`salted:1f..:job:x`): an id is understood with and without them. So is
@@ -85,8 +85,8 @@ def choose(wanted: str, turns: Counter[str]) -> str:
     found = [wanted] if wanted in turns else [key for key in turns if _is_named(key, wanted)]
     found = found or [
         key
-        for key, num in turns.most_common()
-        if num and key.endswith(end) and any(each.startswith(begin) for each in _ids(key))
+        for key, _ in turns.most_common()
+        if key.endswith(end) and any(each.startswith(begin) for each in _ids(key))
     ]
     if len(found) == 1:
         return found[0]
@@ -217,8 +217,8 @@ def _list(source: Source, as_json: bool) -> None:
             short(text(decision, "program"), of_name),
             count(decision, "turn"),
             f"{count(decision, 'tokens'):,}",
-            _decided(decision)[:17],
-            text(came, "outcome").replace("_", " ")[:12],
+            _decided(decision),
+            text(came, "outcome").replace("_", " "),
             seconds(number(came, "saved_s") or 0.0) if came.get("saved_s") else "",
             room=of_name,
         )
