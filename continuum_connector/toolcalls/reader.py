@@ -35,7 +35,8 @@ class BackgroundTokenizer:
         self._load = load
         self._prepare: list[Callable[[Any], None]] = []
         self._tokenizer: Any = None
-        self._thread: threading.Thread | None = None
+        name = "continuum-tokenizer"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def when_loaded(self, prepare: Callable[[Any], None]) -> None:
         """Let `prepare(tokenizer)` run in the background before `get` hands it out. Call it before
@@ -44,10 +45,7 @@ class BackgroundTokenizer:
 
     def start(self) -> None:
         """Begin to load it, once."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="continuum-tokenizer", daemon=True
-            )
+        if self._thread.ident is None:
             self._thread.start()
 
     def get(self) -> Any:
@@ -56,7 +54,7 @@ class BackgroundTokenizer:
 
     def join(self) -> None:
         """Wait for the thread; for callers that have the time."""
-        if self._thread is not None:
+        if self._thread.ident is not None:
             self._thread.join()
 
     def _run(self) -> None:
@@ -90,7 +88,7 @@ class ToolReader:
         self._told = not_read
         self._spent_s = 0.0  # in this step
         self._num_tail = TAIL_TOKENS
-        self._kinds: Mapping[int, str] = {}
+        self._kinds: Mapping[int, str] = {}  # the first letter of each, by id
         tokenizer.when_loaded(self._warm_up)
 
     def start(self) -> None:
@@ -142,23 +140,17 @@ class ToolReader:
         Also return whether the end of a call is left out, and whether the beginning is missing.
         """
         tail, kinds = list(output_token_ids[-self._num_tail :]), self._kinds
-        begin, call, is_thinking, is_late = 0, -1, False, False
-        for at, token in [hit for hit in enumerate(tail) if hit[1] in kinds]:
-            kind = kinds[token]
-            if kind in ("speak", "message"):
-                begin, call, is_thinking = at + (kind == "speak"), -1, False
-            elif kind == "think":
-                begin, is_thinking = begin if is_thinking else at, True
-            elif kind == "call":
-                call = at if call < 0 else call
-            else:  # the end of a call that begins before the tail
-                is_late = is_late or call < 0
-        if call >= 0 and not is_thinking:
-            return tail[call:], False, False
+        marks = "".join([kinds.get(token, ".") for token in tail])
+        begin = max(marks.rfind("s") + 1, marks.rfind("m"))
+        think, call, end = (marks.find(kind, begin) for kind in "tce")
         is_longer = len(output_token_ids) > len(tail)
-        if is_late and not is_thinking and is_longer:
+        if think >= 0:
+            begin = think
+        elif call >= 0:
+            return tail[call:], False, False
+        elif end >= 0 and is_longer:  # of a call that begins before the tail
             earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)])
-            calls = [at for at, token in enumerate(earlier) if kinds.get(token) == "call"]
+            calls = [at for at, token in enumerate(earlier) if kinds.get(token) == "c"]
             if calls:
                 return (earlier[calls[-1] :] + tail)[:HEAD_TOKENS], True, False
         return tail[begin:], False, is_longer and begin == 0
@@ -169,7 +161,7 @@ class ToolReader:
 
     def _warm_up(self, tokenizer: Any) -> None:
         """In the background, learn the markers, and how many tokens the budget allows."""
-        self._kinds = kinds_of(tokenizer)
+        self._kinds = {token: kind[0] for token, kind in kinds_of(tokenizer).items()}
         durations_s = []
         for _ in range(3):  # the first is slow, and one may be interrupted
             begin_s = self._timer()

@@ -120,6 +120,15 @@ def test_a_call_that_began_before_the_tail_is_found_by_its_id() -> None:
     assert reader.read(tokenizer.encode(endless)) == type(asked)(Ending.CALLS)
 
 
+def test_a_long_call_that_was_only_thought_of_is_none() -> None:
+    tokenizer = Letters(SPECIAL)
+    reader = loaded(tokenizer)
+    long = f'<tool_call>{{"name": "write", "arguments": {{"text": "{"x" * 3000}"}}}}</tool_call>'
+    asked = reader.read(tokenizer.encode(f"<think>{long}</think>Done."))
+    assert asked.ending is Ending.ANSWER
+    assert tokenizer.num_decoded == [len("Done.")]
+
+
 def test_a_harmony_message_begins_at_its_start() -> None:
     tokenizer = Letters(HARMONY)
     reader = loaded(tokenizer)
