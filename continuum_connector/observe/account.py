@@ -16,9 +16,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar, cast
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.observe.metric_table import METRICS, OTHER, WIRE_KEYS, Kind, Metric
-
-__all__ = ["METRICS", "Account", "Kind", "Metric", "Payload", "merge"]
+from continuum_connector.observe.metric_table import OTHER, WIRE_KEYS, Kind
 
 Payload = dict[str, dict[str, Any]]
 Scope = Callable[[str], AbstractContextManager[Any]]
@@ -66,9 +64,6 @@ class Account:
         self._histograms = {
             k: _Histogram(m.buckets) for k, m in kinds.items() if m.kind is Kind.HISTOGRAM
         }
-        self._keys: dict[str, list[Key]] = {}
-        for key in kinds:
-            self._keys.setdefault(key[0], []).append(key)
         self._moved: set[Key] = set()
 
     def count(self, name: str, n: int = 1, label: str | None = None) -> None:
@@ -103,13 +98,12 @@ class Account:
 
         Without a label, the sum over all labels.
         """
-        keys = [(name, label)] if label is not None else self._keys.get(name, [])
-        for values in (self._counts, self._gauges):
-            if any(key in values for key in keys):
-                return sum(values[key] for key in keys)
-        if not any(key in self._histograms for key in keys):
+        seen = {key: each.total for key, each in self._histograms.items()}
+        known = {**self._counts, **self._gauges, **seen}.items()
+        found = [n for (of, its), n in known if of == name and label in (None, its)]
+        if not found:
             raise InvariantError(f"metric {name!r} with label {label!r} is not in METRICS")
-        return sum(self._histograms[key].total for key in keys)
+        return sum(found)
 
     def take(self) -> Payload | None:
         """Return what changed since the last take, or None, in a form that can cross processes.

@@ -14,8 +14,8 @@ import pytest
 
 import continuum_connector
 from continuum_connector.errors import InvariantError
-from continuum_connector.observe.account import METRICS, Account, Kind, Payload, merge
-from continuum_connector.observe.metric_table import HOOKS, OTHER, WIRE_KEYS
+from continuum_connector.observe.account import Account, Payload, merge
+from continuum_connector.observe.metric_table import HOOKS, METRICS, OTHER, WIRE_KEYS, Kind
 
 PACKAGE = Path(continuum_connector.__file__).parent
 
