@@ -4,6 +4,7 @@ estimated where none were counted.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any
@@ -25,17 +26,24 @@ def _tokens(content: Any) -> int:
 
 
 class _Talk(Lane):
-    """A context that only grows: what was in it before is common."""
+    """A context that only grows: what was in it before is common. `at`: seconds of its clock."""
 
     _tokens = _common = 0
+    _seen, _answered = -math.inf, math.inf
 
-    def add(self, num_tokens: int) -> None:
+    def add(self, num_tokens: int, at: float | None = None) -> None:
         self._tokens += num_tokens
+        self._seen = self._seen if at is None else at
 
-    def answered(self, num_tokens: int, think: float = 0.0, prompt: int = 0) -> Request:
-        """The request for an answer of so many tokens. `prompt`: its length, if recorded."""
+    def answered(
+        self, num_tokens: int, at: float | None = None, think: float = 0.0, prompt: int = 0
+    ) -> Request:
+        """The request for an answer of so many tokens. `prompt`: its length, if recorded; `think`:
+        the gap before it, if no clock says it."""
         inp, common = prompt or self._tokens, self._common
+        think = think or max(0.0, self._seen - self._answered)
         self._tokens = self._common = inp + num_tokens
+        self._answered = math.inf if at is None else at
         return self.turn(inp, num_tokens, common, think)
 
 
@@ -49,7 +57,7 @@ def swe_agent(documents: list[Any], stem: str) -> Iterator[Request]:
             talk.add(_tokens(message.get("content")))
         ran_s = 0.0
         for step in one["trajectory"]:
-            yield talk.answered(_tokens(step.get("response")), ran_s)
+            yield talk.answered(_tokens(step.get("response")), think=ran_s)
             talk.add(_tokens(step.get("observation")))
             ran_s = float(step.get("execution_time") or 0.0)
 
@@ -61,23 +69,15 @@ def messages(documents: list[Any], stem: str) -> Iterator[Request]:
         told = one["messages"]
         told = msgspec.json.decode(told) if isinstance(told, str) else told
         name = one.get("instance_id") or one.get("traj_id") or f"{stem}-{index}"
-        talk, answered_at = _Talk(str(name)), None
-        asked_at = None
+        talk = _Talk(str(name))
         for message in told:
-            at = _when(message)
             size = _tokens(message.get("content")) + _tokens(message.get("tool_calls"))
             if message.get("role") == "assistant":
-                yield talk.answered(size, _gap(answered_at, asked_at))
-                answered_at = at
+                yield talk.answered(size, _when(message))
             else:
-                talk.add(size)
-                asked_at = at
+                talk.add(size, _when(message))
         if not talk.num_turns and told:  # it was asked, and the answer is not in the file
             yield talk.answered(1)
-
-
-def _gap(since: float | None, until: float | None) -> float:
-    return 0.0 if since is None or until is None else max(0.0, until - since)
 
 
 def _when(message: Mapping[str, Any]) -> float | None:
@@ -96,7 +96,7 @@ def open_hands(documents: list[Any], stem: str) -> Iterator[Request]:
     """An action of the agent is a turn; what others say is what the next one adds."""
     for index, one in enumerate(_runs(documents)):
         name = one.get("instance_id") or f"{stem}-{index}"
-        talk, last, acted_at, seen_at = _Talk(str(name)), "", None, None
+        talk, last = _Talk(str(name)), ""
         for event in one["history"]:
             called = event.get("tool_call_metadata") or {}
             answer = called.get("model_response") or {}
@@ -104,13 +104,11 @@ def open_hands(documents: list[Any], stem: str) -> Iterator[Request]:
             size = sum(_tokens(event.get(key)) for key in ("message", "content", "args"))
             is_turn = event.get("source") == "agent" and "action" in event
             if not is_turn or event.get("action") in ("system", "recall", "condensation"):
-                talk.add(size)
-                seen_at = _when(event) or seen_at
+                talk.add(size, _when(event))
             elif answer_id != last:  # several actions of one answer are one turn
-                think = _gap(acted_at, seen_at)
-                out = usage.get("completion_tokens") or size
-                yield talk.answered(out, think, usage.get("prompt_tokens") or 0)
-                last, acted_at = answer_id, _when(event)
+                out, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+                yield talk.answered(out or size, _when(event), prompt=prompt or 0)
+                last = answer_id
 
 
 def _runs(documents: list[Any]) -> list[Any]:
