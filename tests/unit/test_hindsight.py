@@ -67,9 +67,9 @@ def test_the_oracle_has_no_regret_beyond_its_grid(seed: int) -> None:
         }
     )
     assert stakes is not None
-    regret = stakes.regret(gap_s)
+    regret_s, _ = stakes.regret(gap_s)
     # Its forecast knows a gap to a fifth, and it holds nothing for less than holding takes.
     # Nor does it keep what is not worth FORESEEN, where nobody came to wait in the end.
     grid = 0.2 * world.price * turn.num_blocks * (gap_s or 0.0)
     foreseen = 1.2 * FORESEEN * stakes.weight * (gap_s or 0.0)
-    assert 0.0 <= regret.seconds <= grid + foreseen + HOLD_S * turn.num_blocks
+    assert 0.0 <= regret_s <= grid + foreseen + HOLD_S * turn.num_blocks

@@ -22,15 +22,6 @@ from continuum_connector.tools.analysis.source import Record, count, number, par
 
 
 @dataclass(frozen=True)
-class Regret:
-    """Seconds lost against the `best` alternative ("pin", "offload", "free")."""
-
-    decision: str
-    best: str
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Stakes:
     """What was at stake at a decision, in seconds. `prefill_s`: what it costs all turns together to
     compute the KV again. `load_s`: what a load costs them, with those that wait behind it; None
@@ -72,8 +63,9 @@ class Stakes:
             residence_s=math.inf if residence_s is None else residence_s,
         )
 
-    def regret(self, gap_s: float | None) -> Regret:
-        """Regret if the program returned after `gap_s` seconds; None: it never did."""
+    def regret(self, gap_s: float | None) -> tuple[float, str]:
+        """Seconds lost, and against what, if the program returned after `gap_s` seconds; None: it
+        never did."""
         gap = math.inf if gap_s is None else gap_s
         values = {"free": 0.0, "offload": self._stored(gap), "pin": self._pinned(gap, gap)}
         best = max(values, key=lambda name: values[name])
@@ -81,7 +73,7 @@ class Stakes:
         if chosen is None:
             chosen = self._pinned(gap, self.ttl_s)
         # Rounded or altered numbers in the record must not make it negative.
-        return Regret(self.decision, best, max(0.0, values[best] - chosen))
+        return max(0.0, values[best] - chosen), best
 
     def _stored(self, gap: float) -> float:
         if self.load_s is None or gap > self.residence_s or math.isinf(gap):

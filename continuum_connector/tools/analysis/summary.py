@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from continuum_connector.forecast.forecast import came_true
 from continuum_connector.sizes import size
-from continuum_connector.tools.analysis.hindsight import Regret, Stakes
+from continuum_connector.tools.analysis.hindsight import Stakes
 from continuum_connector.tools.analysis.source import (
     Record,
     against_stock,
@@ -172,13 +172,16 @@ class Summary:
         stakes = program.open.pop(turn, None) if program else None
         if outcome == "done":  # a last turn left nothing to choose
             return
-        if (regret := _regret(record, stakes)) is None:
+        if stakes is None or not _is_judged(record):
             self.num["regret"]["not judged"] += 1
             return
-        self.samples[f"regret per {regret.decision}"].add(regret.seconds)
+        # Blocks that the next turn does not continue are of no use to it, whenever it comes.
+        gap_s = number(record, "gap_s") if outcome != "diverged" else None
+        lost_s, best = stakes.regret(gap_s)
+        self.samples[f"regret per {stakes.decision}"].add(lost_s)
         self.num["regret"]["decisions judged"] += 1
-        self.num["regret"]["best kind chosen"] += regret.decision == regret.best
-        heapq.heappush(self.worst, Costly(regret.seconds, key, turn, regret.decision, regret.best))
+        self.num["regret"]["best kind chosen"] += stakes.decision == best
+        heapq.heappush(self.worst, Costly(lost_s, key, turn, stakes.decision, best))
         if len(self.worst) > NUM_WORST:
             heapq.heappop(self.worst)
 
@@ -218,16 +221,14 @@ def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
         into.update(kept._asdict(), told=1)
 
 
-def _regret(outcome: Record, stakes: Stakes | None) -> Regret | None:
-    """The regret; None if the gap is unknown or says nothing, because turns ran in parallel or
-    nobody was there to see the next one."""
-    horizon_s, what = number(outcome, "horizon_s"), text(outcome, "outcome")
-    if stakes is None or horizon_s is None or what in ("superseded", "switched_off"):
-        return None
-    if came_true(number(outcome, "gap_s"), number(outcome, "open_s") or 0.0, horizon_s) is None:
-        return None
-    # Blocks that the next turn does not continue are of no use to it, whenever it comes.
-    return stakes.regret(number(outcome, "gap_s") if what != "diverged" else None)
+def _is_judged(outcome: Record) -> bool:
+    """Whether the gap is known and says something: turns in parallel do not, nor one that nobody
+    was there to see."""
+    horizon_s = number(outcome, "horizon_s")
+    if horizon_s is None or text(outcome, "outcome") in ("superseded", "switched_off"):
+        return False
+    watched_s = number(outcome, "open_s") or 0.0
+    return came_true(number(outcome, "gap_s"), watched_s, horizon_s) is not None
 
 
 # --- as rows --------------------------------------------------------------------------------
