@@ -43,7 +43,7 @@ def predict(gpus: str) -> Path:
 
 
 def _rates(gpu: str, size: Size, arm: str) -> Iterable[tuple[str, dict[str, float]]]:
-    """By rate: mean and P95 JCT, and first tokens of first turns."""
+    """By rate: mean and P95 JCT, first tokens of first turns, T8/T1."""
     from bench.sim.arms import ARMS
     from bench.sim.hardware import machine
     from bench.sim.lab import Lab
@@ -65,11 +65,18 @@ def _figures(record: RunRecord) -> dict[str, float]:
         "mean_s": round(mean(jct_s), 2),
         "p95_s": round(quantile(jct_s, 0.95), 2),
         "first_turns_s": round(_first(record), 3),
+        "t8_t1": round(_seconds(record, -1) / _seconds(record, 0), 2),
     }
 
 
 def _first(record: RunRecord) -> float:
     return mean([turn.first_token - turn.arrived for turn in record.turns if not turn.index])
+
+
+def _seconds(record: RunRecord, number: int) -> float:
+    """What the turn of that number, or the last, takes on average."""
+    at = number % (1 + max(turn.index for turn in record.turns))
+    return mean([turn.finished - turn.arrived for turn in record.turns if turn.index == at])
 
 
 def _jct(record: RunRecord) -> str:
@@ -89,4 +96,4 @@ def predicted(machine: str, programs: str, arm: str) -> str:
 def _told(figures: dict[str, float]) -> str:
     """As steps.py tells what was found."""
     jct = f"JCT {figures['mean_s']:.1f} (P95 {figures['p95_s']:.1f}) s"
-    return f"{jct}, first turns {figures['first_turns_s']:.2f} s"
+    return f"{jct}, first turns {figures['first_turns_s']:.2f} s, T8/T1 {figures['t8_t1']:.2f}"

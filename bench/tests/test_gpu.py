@@ -327,14 +327,18 @@ def test_a_plan_is_cut_to_the_minutes_that_there_are() -> None:
 def test_what_the_lab_said_stands_beside_what_a_card_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    said = {"24": {"none": {"1": {"mean_s": 9.0, "p95_s": 12.0, "first_turns_s": 0.3}}}}
+    figures = {"mean_s": 9.0, "p95_s": 12.0, "first_turns_s": 0.3, "t8_t1": 0.5}
+    said = {"24": {"none": {"1": figures}}}
     (tmp_path / "said.json").write_text(json.dumps({"date": "2026-11-27", "gpus": {"H100": said}}))
     monkeypatch.setattr(predict, "PREDICTED", tmp_path / "said.json")
     ran = runner.Known("proven", "1/s: JCT 9.4 s", command=[*SHORT["none"].command])
     state = State(rehearsal=False, machine="NVIDIA H100, 1", date="later", steps={"none": ran})
     told = main.quoted(state)
     assert "| claim | found | the lab beforehand |" in told
-    assert "1/s: JCT 9.4 s | 1/s: JCT 9.0 (P95 12.0) s, first turns 0.30 s (2026-11-27) |" in told
+    assert (
+        "1/s: JCT 9.4 s | 1/s: JCT 9.0 (P95 12.0) s, first turns 0.30 s, T8/T1 0.50 (2026-11-27) |"
+        in told
+    )
     state.machine = "NVIDIA A100"
     assert "beforehand" not in main.quoted(state), "it said nothing of this card"
 
