@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench.common.tables import mean, quantile
 from bench.gpu.steps import BLOCKS, DRAM, SIZES, Size
+from bench.sim.pool import environment
 from bench.sim.result import RunRecord
 from continuum_connector.sizes import parse_bytes
 
@@ -33,16 +35,19 @@ IN_LAB = {
 def predict(gpus: str) -> Path:
     """Play every arm of every plan on these GPUs and write it down; minutes of a core."""
     told: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "gpus": {}}
-    for gpu in gpus.split(","):
-        told["gpus"][gpu] = {
-            str(size.programs): {arm: dict(_rates(gpu, size, arm)) for arm in size.arms}
-            for size in SIZES
-        }
+    with environment(), ProcessPoolExecutor(1, get_context("spawn")) as lab:
+        for gpu in gpus.split(","):
+            told["gpus"][gpu] = {
+                str(size.programs): {
+                    arm: lab.submit(_rates, gpu, size, arm).result() for arm in size.arms
+                }
+                for size in SIZES
+            }
     PREDICTED.write_text(json.dumps(told, indent=1) + "\n")
     return PREDICTED
 
 
-def _rates(gpu: str, size: Size, arm: str) -> Iterable[tuple[str, dict[str, float]]]:
+def _rates(gpu: str, size: Size, arm: str) -> dict[str, dict[str, float]]:
     """By rate: mean and P95 JCT, first tokens of first turns, T8/T1."""
     from bench.sim.arms import ARMS
     from bench.sim.hardware import machine
@@ -50,13 +55,15 @@ def _rates(gpu: str, size: Size, arm: str) -> Iterable[tuple[str, dict[str, floa
     from bench.sim.workloads.registry import at_rate
 
     on = machine(gpu, kv_tokens=(BLOCKS - 1) * 16, block_size=16, dram_gb=parse_bytes(DRAM) / 1e9)
+    told = {}
     for rate in size.rates:
         window_s = 4 * size.programs / rate + 60  # long enough for so many to arrive
         load = at_rate("eight_turns", {"rate": float(rate), "window_s": window_s}, SEED)
         load = replace(load, programs=load.programs[: size.programs])
         record = Lab(on, ARMS[IN_LAB[arm]], load).play(lambda share: None)
         print(f"{gpu} {size.programs} programs, {rate}/s, {arm}: {_jct(record)}", flush=True)
-        yield str(rate), _figures(record)
+        told[str(rate)] = _figures(record)
+    return told
 
 
 def _figures(record: RunRecord) -> dict[str, float]:

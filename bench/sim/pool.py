@@ -98,7 +98,7 @@ class _Worker:
         self._process = context.Process(
             target=_serve, args=(theirs, play, self._log.name), daemon=True
         )
-        with _environment():
+        with environment():
             self._process.start()
         theirs.close()
         self._job: Job
@@ -135,8 +135,8 @@ class _Worker:
 
 
 @contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """A new process takes its environment from ours."""
+def environment() -> Iterator[None]:
+    """Processes that begin meanwhile play alike; they take their environment from ours."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     try:

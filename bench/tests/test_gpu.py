@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import struct
 import subprocess
@@ -341,6 +342,20 @@ def test_what_the_lab_said_stands_beside_what_a_card_said(
     )
     state.machine = "NVIDIA A100"
     assert "beforehand" not in main.quoted(state), "it said nothing of this card"
+
+
+def seed_of(gpu: str, size: steps.Size, arm: str) -> str:
+    return os.environ["PYTHONHASHSEED"]
+
+
+def test_the_lab_says_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By the seed of its hashes, an arm's mean JCT differs by a tenth."""
+    monkeypatch.setattr(predict, "PREDICTED", tmp_path / "said.json")
+    monkeypatch.setattr(predict, "SIZES", (steps.Size(1, (1,), 1, ("none",)),))
+    monkeypatch.setattr(predict, "_rates", seed_of)
+    monkeypatch.setenv("PYTHONHASHSEED", "4711")
+    told = json.loads(predict.predict("H100").read_text())
+    assert told["gpus"] == {"H100": {"1": {"none": "0"}}}
 
 
 def test_every_arm_of_every_plan_has_its_like_in_the_lab() -> None:
