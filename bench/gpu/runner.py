@@ -161,6 +161,9 @@ class Sitting:
         rehearsal, command = self.state.rehearsal, self._command(step)
         if isinstance(command, str):
             return Known(Verdict.NOT_REACHED.value, f"cannot be rehearsed: {command}")
+        vllm = self.state.versions.get("vllm", "0")
+        if not rehearsal and step.since > tuple(map(int, vllm.split("+")[0].split(".")[:2])):
+            return Known(Verdict.NOT_REACHED.value, f"vLLM {vllm} does not have it")
         log, began = self.out / f"{step.name}.log", self.clock()
         limit_s = min(REHEARSAL_S if rehearsal else step.limit_s, self.until - began)
         status = self.launch(filled(command, self.out, self.rivals), log, limit_s)

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from importlib.metadata import version
 from pathlib import Path
 
 from bench.common.tables import mean, quantile
 from bench.copy_engine.report import Target
 from bench.serve import compare, gaps, results
 from bench.serve.metrics import total
+from bench.serve.package import on_cpu
 from bench.serve.results import Loaded
 from bench.serve.rivals import FOLDER
 from bench.serve.summary import BY_KEY, per_turn
+
+Command = tuple[str, ...]
 
 OURS = "continuum:adaptive"
 PLAIN, SIMPLE = "none", "simple"
@@ -39,7 +42,10 @@ PYTHON = ("python", "-m")
 BENCH = (*PYTHON, "bench.serve.commands")
 COPIES = (*PYTHON, "bench.copy_engine.run")
 EQUAL = (*PYTHON, "tests.gpu.serve_equal")
-SMALL_DRAM = ("--dram", "128MiB")  # for a CPU's memory
+# A vLLM for GPUs starts no server without one.
+CAN_SERVE = on_cpu() or shutil.which("nvidia-smi") is not None
+ON_CPU: Command = ("--dram", "128MiB") if CAN_SERVE else ("--dry-run",)  # of answers
+NO_SERVER = "this vLLM is for GPUs, and there is none"
 QUERY = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
 
 
@@ -82,7 +88,6 @@ class Ended:
 
 
 Reading = tuple[Verdict, str]
-Command = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,7 @@ class Step:
     rehearsal: Command | str  # the same on a CPU, or why there is no such thing
     leaves: str = ""  # a file or folder in the result folder, beside its log
     is_gate: bool = False
+    since: tuple[int, int] = (0, 0)  # vLLM before that has it not; then the step does not run
 
 
 def filled(command: Command, out: Path, rivals: Path = FOLDER) -> list[str]:
@@ -236,17 +242,6 @@ def disk(ended: Ended) -> Reading:
     return (Verdict.PROVEN if read else Verdict.FAILED), told
 
 
-def since(release: tuple[int, int], what: str) -> Callable[[Ended], Reading]:
-    """`said`, on releases that have it."""
-
-    def read(ended: Ended) -> Reading:
-        if tuple(map(int, version("vllm").split("+")[0].split(".")[:2])) < release:
-            return Verdict.NOT_REACHED, f"vLLM {version('vllm')} has no {what}"
-        return said(ended)
-
-    return read
-
-
 def by_arm(folder: Path) -> dict[str, Loaded]:
     """The runs that are done, and came to an end with some program."""
     runs = results.load(folder) if (folder / results.RUNS).is_dir() else []
@@ -271,12 +266,13 @@ def _equal(
     *more: str,
     env: Command = (),
     serve: Command = (),
-    read: Callable[[Ended], Reading] = said,
+    since: tuple[int, int] = (0, 0),
 ) -> Step:
     """Answers beside stock vLLM's. `serve`: for the servers."""
     end = ("--", *serve) if serve else ()
     rehearsal = (*env, *EQUAL, *more, *dry, *end)
-    return Step(name, decides, (*env, *EQUAL, *more, *end), limit_s, read, rehearsal)
+    command = (*env, *EQUAL, *more, *end)
+    return Step(name, decides, command, limit_s, said, rehearsal, since=since)
 
 
 def _tests(mark: str) -> Command:
@@ -326,32 +322,30 @@ def plan(size: Size) -> list[Step]:
         *("env", "CONTINUUM_KV_LAYOUT=stock"),
         *_ab(OURS, size.rates[:1], size.programs, STOCK_LAYOUT),
     )
-    steps = [MACHINE, ENGINE, FLASH, SHAPE, serving(stock), serving(ours)]
-    steps.append(
-        Step(
-            "evenness",
-            "Tokens come as evenly as from stock vLLM where everything fits, hooks take 0.5 ms",
-            (*PYTHON, "bench.serve.gaps", at_first),
-            30.0,
-            evenness(size, folder),
-            "there are no runs to read",
-        )
+    in_one_run = Step(
+        "layout",
+        "A block in one run, which is one copy, does not slow decoding",
+        stock_layout,
+        240.0,
+        layout(size, folder),
+        (*stock_layout, "--dry-run"),
+        leaves=STOCK_LAYOUT,
     )
-    steps.append(
-        Step(
-            "layout",
-            "A block in one run, which is one copy, does not slow decoding",
-            stock_layout,
-            240.0,
-            layout(size, folder),
-            (*stock_layout, "--dry-run"),
-            leaves=STOCK_LAYOUT,
-        )
+    even = Step(
+        "evenness",
+        "Tokens come as evenly as from stock vLLM where everything fits, hooks take 0.5 ms",
+        (*PYTHON, "bench.serve.gaps", at_first),
+        30.0,
+        evenness(size, folder),
+        "there are no runs to read",
     )
+    steps = [MACHINE, ENGINE, FLASH, SHAPE, serving(stock), serving(ours), in_one_run]
     if size is SHORT:
-        return steps
-    steps += [GATHER, *map(serving, others), PROFILE, DRAFTS, SLEEP]
-    return steps if size is MIDDLE else [*steps, HYBRID, ON_DRIVE, *ANSWERED]
+        return [*steps, even]
+    steps += [GATHER, even, *map(serving, others), PROFILE]
+    if size is MIDDLE:
+        return [*steps, DRAFTS, SLEEP]
+    return [*steps, HYBRID, DRAFTS, ON_DRIVE, SLEEP, *ANSWERED]
 
 
 MACHINE = Step(
@@ -411,7 +405,7 @@ HYBRID = _equal(
     "hybrid",
     "Answers of a model with states are stock vLLM's",
     *(240.0, ("--dry-run",), "--shape", "qwen3_next"),
-    read=since((0, 30), "DRAM tier for models with states"),
+    since=(0, 30),
 )
 PROFILE = Step(
     "profile",
@@ -422,7 +416,7 @@ PROFILE = Step(
     ),
     240.0,
     traced,
-    (*PYTHON, "bench.gpu.profile", "--out", "{out}/profile", "--cpu"),
+    (*PYTHON, "bench.gpu.profile", "--out", "{out}/profile", "--cpu") if CAN_SERVE else NO_SERVER,
     leaves="profile",
 )
 _ON_DRIVE = (
@@ -452,12 +446,12 @@ ANSWERED = (  # by an H200, and asked again where there is time
     _equal(
         "equal",
         "Answers with KV from DRAM are stock vLLM's, token for token (float32)",
-        *(150.0, SMALL_DRAM),
+        *(150.0, ON_CPU),
     ),
     _equal(
         "overwrite",
         "Wrong bytes in DRAM would be noticed: by that comparison, and by checksums",
-        *(240.0, SMALL_DRAM, "--overwrite"),
+        *(240.0, ON_CPU, "--overwrite"),
     ),
     _copies(
         "beside",
