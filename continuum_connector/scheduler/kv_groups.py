@@ -153,7 +153,7 @@ class KvGroups:
         rule: HitRule | None = None,
         lookup: Lookup | None = None,
         num_proof_tokens: int = 0,
-        key_of: Callable[[Any], Key | None] = _KEY,
+        key_of: Callable[[Any], Any] = _KEY,
     ) -> None:
         """`num_proof_tokens`: tokens that a lookup drops for draft models."""
         self._groups = tuple(groups)
