@@ -27,6 +27,7 @@ import msgspec
 
 from continuum_connector.named import own_headers
 from continuum_connector.observe.metric_table import UNREAD_BODIES
+from continuum_connector.programs.divergence import digests
 from continuum_connector.programs.vendors import Fields, read_carried, read_keep_s
 
 Scope = MutableMapping[str, Any]
@@ -43,6 +44,7 @@ PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", M
 MAX_BODY_BYTES = 2**23  # longer bodies pass unread
 MAX_FIELD_BYTES, MAX_FIELD_COST = 2**18, 2**16  # of a field that we read, larger ones do not count
 MAX_MARKED_BYTES = 2**22  # of a body in which we look for cache marks: a million tokens of text
+MAX_PARTS_BYTES = 2**19  # of a body that is walked again, to tell where prompts differ
 MAX_ODD_BYTES = 2**20  # of a body that is no strict JSON
 MAX_BODY_COST = 2**18  # of the last two: 3 MiB of C++ code, 7 of Python
 CONTAINER_COST = 8  # building an object or a list costs as much as so many other values
@@ -233,6 +235,8 @@ def rewrite(
         added["keep_s"] = keep_s
     if not added:
         return None
+    if "program" in added and not _costs_more(body, MAX_PARTS_BYTES, MAX_FIELD_COST):
+        added |= {"parts": parts} if (parts := digests(body)) else {}
     return _append_member(body, {**params, "continuum": {**said, **added}})
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from continuum_connector.programs.divergence import DIGITS, MAX_PARTS
 from continuum_connector.programs.kv_hints import NO_ACTIONS, Actions, read_actions
 from continuum_connector.programs.program import (
     Hints,
@@ -59,6 +60,7 @@ class _Statement(Struct, frozen=True):
     compaction: bool | None = None
     keep_s: float | None = None
     unread: tuple[str, ...] = ()
+    parts: str = ""
 
 
 def identify(
@@ -81,7 +83,7 @@ def identify(
     key = program_key(named.namespace + name, salt)
     parent = _parent(statements, named, salt)
     hints = _merge(statements, actions, None if parent == key else parent)
-    return Identity(key, named.source, hints)
+    return Identity(key, named.source, hints, named.parts)
 
 
 def identify_request(request: Any) -> tuple[Identity | None, Hints]:
@@ -171,8 +173,14 @@ def _continuum(fields: Mapping[str, Any]) -> _Statement:
         "compaction": as_flag(fields.get("compaction")),
     }
     unread = _unread(fields, hints)
-    program = as_id(fields.get("program"))
-    return _Statement(source, _NAMESPACES[source], program, **hints, unread=unread)
+    program, parts = as_id(fields.get("program")), fields.get("parts")
+    parts = parts if isinstance(parts, str) and len(parts) <= MAX_PARTS * DIGITS else ""
+    return _Statement(
+        *(source, _NAMESPACES[source], program),
+        **hints,
+        unread=unread,
+        parts=parts,
+    )
 
 
 def _unread(fields: Mapping[str, Any], hints: Mapping[str, Any]) -> tuple[str, ...]:

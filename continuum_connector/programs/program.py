@@ -74,11 +74,13 @@ class Hints(Struct, frozen=True):
 
 
 class Identity(Struct, frozen=True):
-    """Which program a request belongs to. `key` is bounded in length and never empty."""
+    """Which program a request belongs to. `key` is bounded in length and never empty. `parts`:
+    digests of what it was made of (divergence.py), if the middleware saw it."""
 
     key: str
     source: IdentitySource
     hints: Hints = Hints()
+    parts: str = ""
 
 
 @dataclass
@@ -124,7 +126,7 @@ class Program:
         return max((at for at, kept in self.left.items() if kept.goes_on_in(hashes)), default=None)
 
     def comes(
-        self, since: float | None, hints: Hints, request: Any, block_size: int
+        self, since: float | None, identity: Identity, request: Any, block_size: int
     ) -> Divergence | None:
         """A turn comes that continues what was left at `since`, None: nothing. Return how its
         prompt differs from those that it goes on with; None if it continues, or goes on with
@@ -132,9 +134,10 @@ class Program:
         if since is not None:
             self.diverged = None
             return None
-        if hints.compaction:
+        if identity.hints.compaction:
             return None
-        found = divergence.find(reversed(self.left.values()), self.diverged, request, block_size)
+        newest = reversed(self.left.values())
+        found = divergence.find(newest, self.diverged, request, block_size, identity.parts)
         self.diverged = found or self.diverged
         return found
 

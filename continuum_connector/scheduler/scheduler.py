@@ -148,9 +148,7 @@ class SchedulerSide:
         turn.is_stray = turn.strays(request.block_hashes)
         if not turn.is_stray:
             turn.since = program.left_by(request.block_hashes)
-            turn.diverged = program.comes(
-                turn.since, identity.hints, request, self.groups.hash_size
-            )
+            turn.diverged = program.comes(turn.since, identity, request, self.groups.hash_size)
             self._answers.came_back(program, request.block_hashes)
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)

@@ -26,6 +26,7 @@ from continuum_connector.middleware import (
     MAX_FIELD_COST,
     MAX_MARKED_BYTES,
     MAX_ODD_BYTES,
+    MAX_PARTS_BYTES,
     PATHS,
     ProgramMiddleware,
     UnsendableError,
@@ -33,6 +34,7 @@ from continuum_connector.middleware import (
 )
 from continuum_connector.named import own_headers
 from continuum_connector.observe.metric_table import UNREAD_BODIES
+from continuum_connector.programs.divergence import DIGITS
 from continuum_connector.programs.identify import identify
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 
@@ -331,6 +333,22 @@ def test_what_the_client_wrote_is_never_changed() -> None:
     sent = json.loads(rewrite(json.dumps(body).encode(), headers, CHAT) or b"")
     added = {"continuum": {**said, "tools": ["ls"]}, "other": [1]}
     assert sent == {**body, "kv_transfer_params": added}
+
+
+def test_a_named_conversation_carries_digests_of_its_parts() -> None:
+    said = [{"role": "user", "content": each} for each in ("a", "b", "c")]
+    body = {"messages": said, "tools": [{"name": "t"}], "session_id": "s"}
+
+    def parts(**more: Any) -> str:
+        sent = json.loads(rewrite(json.dumps(body | more).encode(), {}, CHAT) or b"")
+        return str(sent["kv_transfer_params"]["continuum"].get("parts", ""))
+
+    first, other = parts(), parts(tools=[{"name": "u"}])
+    assert len(first) == 5 * DIGITS
+    assert first[:DIGITS] != other[:DIGITS]
+    assert first[DIGITS:] == other[DIGITS:]
+    assert not parts(messages=said[:2])  # nothing is repeated yet
+    assert not parts(messages=[*said, {"role": "user", "content": "x" * MAX_PARTS_BYTES}])
 
 
 @pytest.mark.parametrize("params", [None, {}, {"do_remote_decode": False}, {"continuum": {}}])
@@ -677,6 +695,7 @@ def test_a_body_of_which_a_part_is_not_read_is_counted_once_and_the_rest_is_read
 
 def test_the_document_says_the_bounds() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "identity.md").read_text()
+    assert f"above {MAX_PARTS_BYTES >> 10} KiB" in text
     for size in (MAX_BODY_BYTES, MAX_MARKED_BYTES, MAX_ODD_BYTES):
         assert f"above {size >> 20} MiB" in text
     assert f"above {MAX_FIELD_BYTES >> 10} KiB" in text

@@ -81,7 +81,7 @@ def test_stock_keeps_nothing() -> None:
 
 
 def test_what_never_continues_is_freed_and_the_reason_says_where() -> None:
-    diverged = Divergence(2, 32, 48, 340)
+    diverged = Divergence(2, 32, 48, 340, "system")
     choice = must_free(structs.replace(finished(num_blocks=0), diverged=diverged))
     assert choice is not None
-    assert choice.reason.endswith("differs within tokens 32..48 of 340")
+    assert choice.reason.endswith("differs within tokens 32..48 of 340 (system)")

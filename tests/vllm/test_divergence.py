@@ -92,6 +92,17 @@ def test_the_answer_says_where_the_prompts_differ() -> None:
     assert second == {"in_a_row": 2, "from": 32, "to": 48, "of": num_tokens[2]}
 
 
+def test_the_answer_says_which_part_of_the_request_differs() -> None:
+    agent = Agent(ours())
+    said = {"program": "agent", "source": "job_id"}  # as the middleware sends it
+    told = []
+    for clock in range(3):
+        parts = f"{7:08x}{clock:08x}{9:08x}"
+        told.append(agent.turn(clock, kv_transfer_params={"continuum": {**said, "parts": parts}}))
+    assert "part" not in told[1]["diverged"]
+    assert told[2]["diverged"]["part"] == "system"
+
+
 @POLICIES
 def test_the_first_turn_that_continues_brings_it_back(policy: str) -> None:
     engine = ours(policy=policy)
