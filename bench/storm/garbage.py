@@ -91,7 +91,7 @@ PLACES: tuple[tuple[str, ...], ...] = (
     *((name,) for name in _TOP),
 )
 HEADERS = (
-    *("X-Session-ID", "X-Dynamo-Session-ID", "X-Dynamo-Session-Final"),
+    *("X-Session-ID", "X-Agent-Hint", "X-Dynamo-Session-ID", "X-Dynamo-Session-Final"),
     *("X-Claude-Code-Session-Id", "X-Claude-Code-Agent-Id", "X-Opencode-Session"),
     *("session_id", "X-LiteLLM-Session-Id", "X-Correlation-ID", "X-Parent-Session-ID"),
 )

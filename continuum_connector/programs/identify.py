@@ -212,7 +212,7 @@ def _agent_hint(fields: Mapping[str, Any]) -> _Statement:
 
 
 def read_agent_hint(fields: Mapping[str, Any]) -> tuple[str | None, str | None, bool | None]:
-    """Return program, parent and final of an agent hint."""
+    """Return program, parent and final of an agent hint, from the body or X-Agent-Hint."""
     program = as_id(fields.get("trajectory_id")) or as_id(fields.get("session_id"))
     parent = as_id(fields.get("parent_trajectory_id")) or as_id(fields.get("parent_session_id"))
     resumes = as_flag(fields.get("expected_resume"))

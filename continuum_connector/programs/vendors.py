@@ -14,6 +14,7 @@ OpenAI: `prompt_cache_retention: "in_memory" | "24h"`.
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,6 +91,7 @@ def read_vendors(headers: Headers, body: Mapping[str, Any], own: Sequence[str] =
 
 def _claims(headers: Headers, body: Mapping[str, Any]) -> Iterator[Fields]:
     found = (
+        _agent_hint(headers),
         _read(_BEFORE_BODY[0], headers),
         _claude_code(headers),
         _codex(headers, body),
@@ -183,6 +185,19 @@ def _texts(value: object) -> Iterator[tuple[str, str]]:
         for name, each in value.items():
             if isinstance(each, (str, int)) and not isinstance(each, bool):
                 yield name, str(each)
+
+
+def _agent_hint(headers: Headers) -> Fields:
+    """X-Agent-Hint: base64url of the JSON that `kv_transfer_params.agent_hint` holds."""
+    text = headers.get("x-agent-hint", "").strip()
+    if not text or len(text) > MAX_JSON_CHARS:
+        return {}
+    try:
+        raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+    except ValueError:
+        return {}
+    program, parent, final = read_agent_hint(_json_object(raw))
+    return _fields("hint", program, parent, final)
 
 
 def _anthropic_metadata(metadata: object) -> Fields:

@@ -97,7 +97,7 @@ def bodies(draw: Any) -> bytes:
 HEADERS = st.dictionaries(
     st.sampled_from(
         [
-            *("x-session-id", "x-parent-session-id", "x-dynamo-session-final"),
+            *("x-session-id", "x-parent-session-id", "x-dynamo-session-final", "x-agent-hint"),
             *("x-claude-code-session-id", "thread-id", "x-codex-turn-metadata", "x-correlation-id"),
         ]
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import gzip
 import json
 import time
@@ -113,6 +114,10 @@ def who(path: str, body: dict[str, Any], headers: dict[str, str] | None = None) 
     return identify(sent.get("kv_transfer_params"), sent.get("vllm_xargs"), None)
 
 
+def hint(**fields: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(fields).encode()).decode().rstrip("=")
+
+
 S, T, P = "0195f3a2-session", "0195f3a2-thread", "0195f3a2-parent"
 CLAUDE = "user_9f8e_account_1c2d_session_0195f3a2-session"
 RECORDED: list[tuple[str, str, dict[str, str], dict[str, Any], Identity | None]] = [
@@ -185,6 +190,8 @@ RECORDED: list[tuple[str, str, dict[str, str], dict[str, Any], Identity | None]]
     ("OpenHands, body only", CHAT, {}, {"prompt_cache_key": S}, Identity(f"cache-key:{S}", VENDOR)),
     ("mini-swe-agent", CHAT, {"user-agent": "OpenAI/Python"}, {"temperature": 0.0}, None),
     ("Harbor", CHAT, {"X-Session-ID": S}, {}, Identity(f"session:{S}", SESSION)),
+    ("Hermes", CHAT, {"X-Agent-Hint": hint(session_id=S, parent_session_id=P)},
+     {"prompt_cache_key": "k"}, Identity(f"hint:{S}", VENDOR, Hints(parent=f"hint:{P}"))),
     ("DeepSeek harness", CHAT,
      {"x-deepseek-harness-user-id": "u", "x-deepseek-harness-session-id": S,
       "x-deepseek-harness-parent-session-id": P}, {},
@@ -296,7 +303,9 @@ UNTOUCHED: list[tuple[str, bytes, dict[str, str], dict[str, Any]]] = [
     ("count tokens", b'{"job_id":"j"}', {}, {"path": "/v1/messages/count_tokens"}),
     ("junk job", b'{"job_id": {"a": [1]}, "is_last_step": "perhaps"}', {}, {}),
     ("junk metadata", b'{"metadata": [1], "prompt_cache_key": 1.5}', {}, {}),
-    ("junk headers", b"{}", {"x-codex-turn-metadata": "%%%\xff", "x-session-id": " "}, {}),
+    ("junk headers", b"{}", {"x-agent-hint": "%%%\xff", "x-session-id": " "}, {}),
+    ("junk hint", b"{}", {"x-agent-hint": hint(session_id=None)}, {}),
+    ("hint of no object", b"{}", {"x-agent-hint": base64.b64encode(b"[1]").decode()}, {}),
     ("params no object", b'{"kv_transfer_params": [1], "job_id": "j"}', {}, {}),
     ("continuum no object", b'{"kv_transfer_params": {"continuum": 1}, "job_id": "j"}', {}, {}),
     ("explicit", b'{"kv_transfer_params":{"continuum":{"program":"p"}}}', IDENTIFIED, {}),
