@@ -370,10 +370,10 @@ ENGINE = Step(
 SHAPE = Step(
     "shape",
     "The model of the sweep is there: Llama-3.1-8B without its weights",
-    (*PYTHON, "bench.serve.gpu.shape", MODEL),
+    (*PYTHON, "bench.gpu.shape", MODEL),
     60.0,
     said,
-    (*PYTHON, "bench.serve.gpu.shape", MODEL),
+    (*PYTHON, "bench.gpu.shape", MODEL),
     is_gate=True,
 )
 FLASH = _equal(

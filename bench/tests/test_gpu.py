@@ -298,7 +298,7 @@ PARSERS: dict[str, Callable[[list[str]], None]] = {
     "bench.copy_engine.run": copies,
     "tests.gpu.serve_equal": serve_equal,
     "bench.serve.commands": bench,
-    "bench.serve.gpu.shape": shape,
+    "bench.gpu.shape": shape,
     "bench.serve.gaps": gaps_of,
     "bench.gpu.profile": traced,
     "pytest": run_tests,

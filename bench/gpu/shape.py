@@ -1,6 +1,6 @@
 """A model folder of Llama-3.1-8B's shape without its weights: nothing is downloaded.
 
-python -m bench.serve.gpu.shape FOLDER
+python -m bench.gpu.shape FOLDER
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LLAMA_8B = ModelShape(
 
 def main() -> None:
     """Write the folder that was named."""
-    parser = teaching_parser("python -m bench.serve.gpu.shape", WHAT, TEACH)
+    parser = teaching_parser("python -m bench.gpu.shape", WHAT, TEACH)
     parser.add_argument("folder", type=Path, help="where the model goes")
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -36,4 +36,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    start(main, "python -m bench.serve.gpu.shape")
+    start(main, "python -m bench.gpu.shape")
