@@ -37,6 +37,7 @@ NEVER_IMPORTED = (  # by this plan: other backends, video, compilers of Python
     *("tilelang", "tokenspeed", "flashinfer", "llvmlite", "numba", "opencv", "pynvvideocodec"),
     *("z3-solver", "soundfile", "av"),
 )
+BESIDE_VLLM = ("openai", "aiohttp", "typer", "pytest", "hypothesis")  # of the benches, and tests
 WITH_TORCH = ("nvidia", "cuda", "triton", "torch")  # what a host with torch has of its packages
 UNPACK = """\
 #!/bin/sh
@@ -114,7 +115,7 @@ def requirements(options: argparse.Namespace) -> list[str]:
         run(sys.executable, "-m", "pip", "install", "--quiet", "uv")
     line = (uv, "pip", "compile", "-", "--quiet", "--no-annotate", "--no-header")
     line += ("--python-version", options.python, "--python-platform", "x86_64-manylinux_2_35")
-    text = f"vllm=={options.vllm}\nopenai\naiohttp\ntyper\npytest\n"
+    text = "\n".join((f"vllm=={options.vllm}", *BESIDE_VLLM))
     found = run(*line, text=text).splitlines()
     have = {*options.have.replace("_", "-").split(",")}
     return [each for each in found if each and not _is_left_out(each, have)]

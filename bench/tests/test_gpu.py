@@ -6,9 +6,11 @@ import functools
 import gzip
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -412,6 +414,15 @@ def test_the_lab_says_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_every_arm_of_every_plan_has_its_like_in_the_lab() -> None:
     assert {arm for size in steps.SIZES for arm in size.arms} <= predict.IN_LAB.keys()
+
+
+def test_what_the_engines_tests_import_is_packed() -> None:
+    """`engine` is a gate: on a host that lacks something of theirs nothing would be run."""
+    text = (runner.REPO / "conftest.py").read_text()
+    imported = {*re.findall(r"^(?:from|import) (\w+)", text, re.M)}
+    assert imported - {"continuum_connector", "tests"} - sys.stdlib_module_names <= {
+        *pack.BESIDE_VLLM
+    }
 
 
 def test_lmcache_is_packed_as_the_benches_install_it_in_the_release_that_was_named() -> None:
