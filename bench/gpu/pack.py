@@ -34,9 +34,10 @@ NEVER_LOADED = (
 )
 KERNELS = ("_C_stable_libtorch.abi3.so", "_moe_C_stable_libtorch.abi3.so")
 NEVER_IMPORTED = (  # by this plan: other backends, video, compilers of Python
-    *("tilelang", "tokenspeed", "flashinfer", "llvmlite", "numba", "opencv", "pynvvideocodec"),
+    *("tilelang", "tokenspeed", "flashinfer", "opencv", "pynvvideocodec"),
     *("z3-solver", "soundfile", "av"),
 )
+OF_LMCACHE = ("numba", "llvmlite")  # vLLM brings them, of this plan only LMCache imports them
 BESIDE_VLLM = ("openai", "aiohttp", "typer", "pytest", "hypothesis")  # of the benches, and tests
 WITH_TORCH = ("nvidia", "cuda", "triton", "torch")  # what a host with torch has of its packages
 UNPACK = """\
@@ -117,7 +118,7 @@ def requirements(options: argparse.Namespace) -> list[str]:
     line += ("--python-version", options.python, "--python-platform", "x86_64-manylinux_2_35")
     text = "\n".join((f"vllm=={options.vllm}", *BESIDE_VLLM))
     found = run(*line, text=text).splitlines()
-    have = {*options.have.replace("_", "-").split(",")}
+    have = {*options.have.replace("_", "-").split(","), *OF_LMCACHE * (not options.lmcache)}
     return [each for each in found if each and not _is_left_out(each, have)]
 
 

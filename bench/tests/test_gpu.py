@@ -431,6 +431,20 @@ def test_lmcache_is_packed_as_the_benches_install_it_in_the_release_that_was_nam
     assert {*others} == {each for each in rivals.packages(on_cpu=False) if "lmcache" not in each}
 
 
+@pytest.mark.parametrize(
+    ("given", "packed"),
+    [([], ["msgspec==1"]), (["--lmcache", "0.5.2"], ["llvmlite==1", "msgspec==1", "numba==1"])],
+)
+def test_what_a_host_has_and_what_only_lmcache_imports_is_left_out(
+    given: list[str], packed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LMCache's server and its connector end at their import without numba."""
+    names = ("llvmlite", "msgspec", "numba", "nvidia-cublas", "torch", "torchvision", "triton")
+    resolved = "\n".join(f"{name}==1" for name in names)
+    monkeypatch.setattr(pack, "run", lambda *line, text="": resolved)
+    assert pack.requirements(pack.parse(["out", *given])) == packed
+
+
 def test_kernels_of_other_cards_are_zeroed_and_nothing_moves() -> None:
     entries = b"".join(
         struct.pack("<HHIQ", 2, 0, 32, 8) + bytes(12) + struct.pack("<I", arch) + bytes([arch]) * 8
