@@ -384,13 +384,13 @@ FLASH = _equal(
 GATHER = _equal(
     "gather",
     "Answers are stock vLLM's where each layer is copied for itself, in pieces",
-    *(150.0, ("--dry-run",)),
+    *(150.0, ON_CPU),
     env=("env", "CONTINUUM_KV_LAYOUT=stock"),
 )
 DRAFTS = _equal(
     "drafts",
     "Answers are stock vLLM's with drafts (n-grams)",
-    *(180.0, ("--dry-run",)),
+    *(180.0, ON_CPU),
     serve=(
         "--speculative-config",
         '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}',
@@ -399,12 +399,12 @@ DRAFTS = _equal(
 SLEEP = _equal(
     "sleep",
     "Answers are stock vLLM's after the server has slept, its KV cache unmapped",
-    *(240.0, ("--dry-run",), "--sleep"),
+    *(240.0, ON_CPU, "--sleep"),
 )
 HYBRID = _equal(
     "hybrid",
-    "Answers of a model with states are stock vLLM's",
-    *(240.0, ("--dry-run",), "--shape", "qwen3_next"),
+    "Answers of a model with states (Mamba2) are stock vLLM's",
+    *(240.0, ON_CPU, "--shape", "granite"),
     since=(0, 30),
 )
 PROFILE = Step(

@@ -19,7 +19,8 @@ from typing import Any
 
 from bench.cli import teaching_parser
 from bench.serve.live import kv_bytes_per_token
-from bench.serve.server import ServerOptions, VllmServer
+from bench.serve.package import on_cpu
+from bench.serve.server import LOGS, ServerOptions, VllmServer
 from bench.serve.tiny_model import SHAPES, make_model
 from continuum_connector.sizes import parse_bytes
 from tests.server.helpers import (
@@ -32,12 +33,13 @@ from tests.server.helpers import (
     overwrite_dram,
     play,
 )
+from tests.server.mamba2_cpu import plugin_path
 
 ANSWER = 24  # tokens of each
 SPARE = 8  # vLLM's null block, and what a step reserves
 CAPTURED = "Graph capturing finished"  # vLLM's own words
 FLASH = ("--attention-backend", "FLASH_ATTN")  # vLLM refuses to start where it cannot have it
-SLEEP = ("--enable-sleep-mode",)
+SLEEP = () if on_cpu() else ("--enable-sleep-mode",)  # a CPU's cache stays where it is
 # Another policy may find that a fast GPU computes these prompts sooner than it loads them.
 CONNECTOR = {"policy": "lru_offload"}
 
@@ -143,16 +145,33 @@ class Run:
         blocks = (-(-sum(len(added) + ANSWER for added in each) // BLOCK) for each in turns)
         return max(self.options.blocks, 2 * sum(blocks) + SPARE)
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a context at its end: not all that VRAM holds, for a model with several groups
+        of layers takes a block for each."""
+        turns = ((each.prompt, *each.tools) for each in self.programs)
+        return max(sum(len(added) + ANSWER for added in each) for each in turns)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """vLLM's CPU build serves Mamba2 with prefix caching by a plugin of our tests."""
+        is_mamba2 = not self.options.model and SHAPES[self.options.shape].state == "mamba2"
+        if not (is_mamba2 and on_cpu()):
+            return {}
+        LOGS.mkdir(parents=True, exist_ok=True)
+        return {"PYTHONPATH": plugin_path(LOGS)}
+
     def fields(self, connector: Mapping[str, Any] | None) -> dict[str, Any]:
         """How a server is started; without a connector it has room for all programs."""
         options = self.options
         return {
             "num_blocks": options.blocks if connector else self.room,
-            "max_model_len": ServerOptions(options.blocks, BLOCK).context_tokens,
+            "max_model_len": self.longest,
             "block_size": BLOCK,
             "dtype": options.dtype,
             "eager": not options.graphs,
             "args": (*FLASH * options.flash, *SLEEP * options.sleep, *options.serve),
+            "env": self.env,
             "start_timeout_s": 900.0,
         }
 
@@ -295,7 +314,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--shape", choices=SHAPES, default="llama", help="of the tiny model, if none is given")
     add("--dtype", help="of weights and KV (float32; bfloat16: --flash)")
     add("--programs", type=int, default=4, help="programs of three turns, 1,400 tokens each (4)")
-    add("--blocks", type=int, default=129, help="blocks of 32 tokens in VRAM; stock has room (129)")
+    add("--blocks", type=int, help="in VRAM; stock has room (129; 49 larger ones with states)")
     add("--dram", default="2GiB", help="the connector's dram_bytes, at most (2GiB)")
     add("--graphs", action="store_true", help="compiled and in CUDA graphs (eager, to start soon)")
     add("--flash", action="store_true", help="FlashAttention, bfloat16, in CUDA graphs")
@@ -304,7 +323,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="print the servers that would be started")
     add("serve", nargs="*", help="after `--`: more arguments of `vllm serve`")
     options = parser.parse_args(argv)
-    options.dtype = options.dtype or ("bfloat16" if options.flash else "float32")
+    is_short = options.flash or SHAPES[options.shape].state == "gdn"  # neither knows float32
+    options.dtype = options.dtype or ("bfloat16" if is_short else "float32")
+    options.blocks = options.blocks or (49 if SHAPES[options.shape].state else 129)
     options.graphs = options.graphs or options.flash
     return options
 

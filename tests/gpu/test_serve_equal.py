@@ -58,6 +58,19 @@ def test_one_option_is_all_of_the_run_in_16_bit() -> None:
     assert "--enforce-eager" not in command
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "blocks"),
+    [("hybrid", "float32", "129"), ("qwen3_next", "bfloat16", "49"), ("granite", "float32", "49")],
+)
+def test_a_shape_has_numbers_that_its_kernels_know_and_vram_for_half(
+    shape: str, dtype: str, blocks: str
+) -> None:
+    command = command_of("--shape", shape, connector={"policy": "lru_offload"})
+    assert value(command, "--dtype") == dtype
+    assert value(command, "--num-gpu-blocks-override") == blocks
+    assert value(command, "--max-model-len") == "1453", "not what VRAM holds: groups share it"
+
+
 @pytest.mark.parametrize("option", ["--graphs", "--flash"])
 def test_no_verdict_where_nothing_was_captured_though_graphs_were_asked_for(
     option: str,
