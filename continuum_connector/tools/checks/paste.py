@@ -1,11 +1,12 @@
 """Paste: what people paste -> the options of the server that it starts.
 
-A shell line or script, `docker run`, a systemd unit, a compose file, Kubernetes manifests (what
-`helm template` prints, too), or options alone. Nothing is run and nothing is asked of a cluster.
+A shell line or script, `docker run`, a cloud's command, a systemd unit, compose, Kubernetes and
+other YAML or JSON, HCL, or options alone. Nothing is run and nothing is asked of a cluster.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from continuum_connector.tools.checks import shell
 from continuum_connector.tools.checks.shell import ASSIGNMENT
 
 MAX_BYTES = 4 << 20  # of a file
+MAX_LISTED = 200_000  # characters in which lists of words are looked for
 _CLI = "vllm.entrypoints.cli.main"  # `serve` follows it
 _SERVER = re.compile(r"vllm\.entrypoints\.(openai\.)?api_server")
 _IMAGE = re.compile(r"(^|/)vllm[\w.-]*([:@/]|$)|vllm-(openai|cpu)")
@@ -33,17 +35,28 @@ _TELLS = {"echo", "printf", "grep", "pgrep", "pkill"}  # what they are given, th
 _START = re.compile(r"(?m)^[ \t]*(ExecStart=[-@:+!|]*|command=|CMD[ \t]+|ENTRYPOINT[ \t]+)")
 _WHOLE = re.compile(r"(?ms)^ENTRYPOINT[ \t]+([^\n]*)\n(.*?)^CMD[ \t]+")
 _QUADLET = re.compile(r"(?ms)^Image=(\S+)(.*?)^Exec=")
-_MAKE = re.compile(r"(?m)^(\w+)[ \t]*[:?]=[ \t]*([^\"\n]*)$")
+# what Make, just, PowerShell and fish assign
+_MAKE = re.compile(r"(?m)^(\w+)[ \t]*[:?]=[ \t]*\"?([^\"\n]*)\"?[ \t]*$")
+_SET = re.compile(r"(?m)^[ \t]*(?:\$(?:env:)?(\w+)[ \t]*=[ \t]*|set (?:-\w+ )*(\w+) )(\S.*)$")
+_PERCENT = re.compile(r"%(\w+)%")  # cmd.exe's variables, where it sets some
+_BRACED = re.compile(r"\{\{\s*(\w+)\s*\}\}")  # just's
 # a list of words in a Dockerfile or in Python
 _WORDS = re.compile(
     r"""(?s)((?:CMD|ENTRYPOINT)[ \t]+)?\[\s*(["'])"""
-    r"""(?(1)|(?=(?:[^\s"']*/)?(?:vllm|python[\d.]*|sh|bash|--?\w[\w.-]*)["'])).*?\2\s*,?\s*\]"""
+    r"""(?(1)|(?=(?:[^\s"']*/)?(?:vllm|python[\d.]*|sh|bash|--?\w[\w.-]*)["'])).{,8000}?\2\s*,?\s*\]"""
 )
 _FENCED = re.compile(r"(?ms)^[ \t]*```[^\n]*\n(.*?)^[ \t]*```")
 _HERE = re.compile(r"(?ms)<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(.*?)^\s*\1\s*$")
 _SETS = re.compile(r"(?m)^[ \t]*(Environment=|ENV[ \t]+)")
 _OTHER_KEYS = re.compile(r"(?m)^[ \t]*[A-Z]\w*=.*$|^\[.*\]$")  # of a systemd unit
-_YAML = re.compile(r"(?m)^\s*(- )?(args|command|image|services|apiVersion|kind|entrypoint):")
+_YAML = re.compile(
+    r"(?m)^\s*(- )?(args|commands?|image|services|apiVersion|kind|entrypoint|run|engine_kwargs"
+    r"|modelSpec|tasks):"
+)
+_HCL = re.compile(r'(?ms)^\s*(image|command|args)\s*=\s*("[^"\n]*"|\[.*?\]$)')
+_STARTS = re.compile(r"vllm\b.{0,99}\bserve\b|api_server\b", re.DOTALL)
+_IMAGES = ("image", "imageName")
+_ARGS = ("args", "dockerArgs", "dockerStartCmd")  # of a pod
 _OPTIONS = re.compile(r"(#.*\n|---.*\n|\s)*(model|[a-z]+([-_][a-z]+)+)\s*:")  # --config FILE
 _LIST = re.compile(r"\s*-\s+['\"]?--?\w")
 _TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
@@ -75,11 +88,18 @@ def read(text: str) -> list[Pasted]:
     text = "\n".join(_FENCED.findall(text)) or text
     here = _HERE.search(text)
     data = here[2] if here and _YAML.search(here[2]) else text
-    is_json = data.lstrip().startswith('{"') and '"image"' in data
-    is_yaml = is_json or _YAML.search(data) or _LIST.match(data) or _OPTIONS.match(data)
-    found = list(_of_yaml(data)) if is_yaml else []
+    found, why = [], None
+    if _YAML.search(data) or _LIST.match(data) or _OPTIONS.match(data) or data.lstrip()[:1] in "[{":
+        try:
+            found = list(_of_yaml(data))
+        except NoServerError as error:
+            why = error
+    found = found or list(_of_hcl(text))
     named = [each for each in found if each.words]  # not what others only extend
-    return _some(named or found or _of_shell(_as_script(text), {}), text)
+    try:
+        return _some(named or found or _of_shell(_as_script(text), {}), text)
+    except NoServerError as none:
+        raise why or none from None
 
 
 def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
@@ -93,8 +113,14 @@ def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
 def _as_script(text: str) -> str:
     """A unit, a Dockerfile, a Makefile, a list of words, as the shell commands that they mean."""
     is_unit = "[Service]" in text or "[Container]" in text
-    text = _QUADLET.sub(r"\2docker run \1 ", _MAKE.sub(r'\1="\2"', text))
-    text = _WORDS.sub(lambda found: re.sub(r"""(["'])\s*,|[\[\]]""", r"\1 ", found[0]), text)
+    made = {name for name, _ in _MAKE.findall(text)}
+    text = _BRACED.sub(lambda found: f"${found[1]}" if found[1] in made else found[0], text)
+    text = _SET.sub(r"\1\2=\3", _MAKE.sub(r'\1="\2"', text))
+    text = _QUADLET.sub(r"\2docker run \1 ", _PERCENT.sub(r"${\1}", text))
+    if len(text) < MAX_LISTED:
+        text = _WORDS.sub(
+            lambda found: re.sub(r"""(["'])\s*,\s*|[\[\]]\s*""", r"\1 ", found[0]), text
+        )
     text = _SETS.sub("export ", _START.sub("", _WHOLE.sub(r"\2\1 ", text)))
     return _OTHER_KEYS.sub("", text) if is_unit else text
 
@@ -142,8 +168,41 @@ def _of_command(words: list[str], script: shell.Script) -> Iterator[Pasted]:
         at = next((i for i, word in enumerate(rest) if re.search(r"\.sif$|://", word)), len(rest))
         for image in rest[at : at + 1]:
             yield from _of_image(image, rest[at + 1 :], False, (environ, {}), script)
+    elif image := next((image for image in map(_image_of, rest, [*rest[1:], ""]) if image), ""):
+        yield from _of_cloud(rest, image, environ, script)
     elif not _TELLS & set(rest[:2]):
         yield from _served(rest, environ, script)
+
+
+def _image_of(word: str, after: str) -> str:
+    """The image that a cloud's command names in an option."""
+    name, equals, value = word.partition("=")
+    return (value if equals else after) if name in ("--image", "--imageName") else ""
+
+
+def _of_cloud(
+    words: list[str], image: str, environ: dict[str, str], script: shell.Script
+) -> Iterator[Pasted]:
+    """A container of a cloud's command: --command and --args, a list with commas or one text."""
+    if found := list(_served(words, environ, script)):
+        yield from found
+        return
+    given: dict[str, list[str]] = {}
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name not in ("--command", "--args"):
+            continue
+        value = value if equals else "".join(words[index + 1 : index + 2])
+        if not equals and value[:1] == "-" and " " not in value:
+            given[name] = words[index + 1 :]  # all that follows
+            break
+        by = re.match(r"\^(.)\^", value)  # `gcloud topic escaping`
+        has_spaces = not by and re.search(r"\s", value)
+        parts = value[3:].split(by[1]) if by else value.split(None if has_spaces else ",")
+        given.setdefault(name, []).extend(parts)
+    entry = given.get("--command", [])
+    around: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    yield from _of_image(image, entry + given.get("--args", []), bool(entry), around, script)
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
@@ -246,23 +305,40 @@ def _mount(text: str) -> dict[str, str]:
     return {there.partition(":")[0]: here} if here[:1] in "/~." and there else {}
 
 
-def _of_yaml(text: str) -> Iterator[Pasted]:
+def _loaded(text: str) -> list[Any]:
+    """The documents of YAML or of JSON, which is read much faster as such."""
+    with contextlib.suppress(ValueError, RecursionError):
+        return [json.loads(text)]
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError:
         raise NoServerError("it looks like YAML, for which PyYAML is not installed here") from None
     try:
-        documents = list(yaml.safe_load_all(text))
-    except yaml.YAMLError as why:
+        return list(yaml.load_all(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except (yaml.YAMLError, RecursionError, ValueError) as why:
         raise NoServerError(f"it is no YAML ({' '.join(str(why).split())[:200]})") from None
-    for document in documents:
-        if isinstance(document, list) and all(isinstance(each, str | int) for each in document):
+
+
+def _of_yaml(text: str) -> Iterator[Pasted]:
+    for document in _loaded(text):
+        is_plain = isinstance(document, list) and document
+        if is_plain and all(isinstance(each, str | int) for each in document):
             yield Pasted([str(each) for each in document], is_inside=True)
-        elif isinstance(document, dict) and not {"services", "kind", "args"} & set(document):
-            is_one = any(_OPTIONS.match(f"{key}:") for key in document)
-            yield from [Pasted(list(_options(document)))] if is_one else _walk(document, "")
+        elif isinstance(document, dict) and any(_OPTIONS.match(f"{key}:") for key in document):
+            yield from list(_walk(document, "", {})) or [Pasted(list(_options(document)))]
         else:
-            yield from _walk(document, "")
+            yield from _walk(document, "", {})
+
+
+def _of_hcl(text: str) -> Iterator[Pasted]:
+    """Containers of Nomad and Terraform: image, command and args, one after the other."""
+    node: dict[str, Any] = {}
+    for key, value in [*_HCL.findall(text), ("", "")]:
+        if not key or key in node:
+            yield from _container(node, "", {}) if "args" in node or "image" in node else ()
+            node = {}
+        with contextlib.suppress(NoServerError):
+            node[key] = _loaded(value)[0] if value else None
 
 
 def _options(document: Mapping[str, Any]) -> Iterator[str]:
@@ -278,31 +354,65 @@ def _options(document: Mapping[str, Any]) -> Iterator[str]:
             yield str(value)
 
 
-def _walk(node: Any, name: str) -> Iterator[Pasted]:
-    """Every container below this node of a compose file or a manifest."""
+def _walk(node: Any, name: str, around: Mapping[str, str]) -> Iterator[Pasted]:
+    """Every server below this node: of a container, of an engine's options, of a script.
+
+    `around`: variables that it inherits."""
+    if isinstance(node, str) and re.search(r"\s", node) and _STARTS.search(node):
+        with contextlib.suppress(NoServerError):
+            yield from (replace(each, name=name) for each in _of_shell(node, around))
     if isinstance(node, list):
+        words = [each for each in node if isinstance(each, str)]
+        yield from _served(words, {}, shell.Script(known=dict(around)))
         for each in node:
-            yield from _walk(each, name)
+            yield from _walk(each, name, around) if not isinstance(each, str) else ()
     if not isinstance(node, dict):
         return
     meta = node.get("metadata")
     name = str(node.get("name") or (isinstance(meta, dict) and meta.get("name")) or name)
-    if any(node.get(key) for key in ("command", "args", "entrypoint")) or "image" in node:
-        yield from _container(node, name)
+    if isinstance(engine := node.get("engine_kwargs") or node.get("vllmConfig"), dict):
+        yield Pasted(list(_of_engine(engine, node)), name=name)
+    around = {**around, **_environment(node, [])}
+    has_command = any(node.get(key) for key in ("command", "entrypoint", *_ARGS))
+    if "modelFormat" not in node and (has_command or any(key in node for key in _IMAGES)):
+        found = list(_container(node, name, around))
+        yield from found
+        if any(each.words for each in found):
+            return
     for key, value in node.items():
-        yield from _walk(value, key if isinstance(value, dict) else name)
+        if key == "containers" and isinstance(value, list):  # of a pod, with its meaning of command
+            value = [{"args": None, **each} for each in value if isinstance(each, dict)]
+        yield from _walk(value, key if isinstance(value, dict) else name, around)
 
 
-def _container(node: Mapping[str, Any], name: str) -> Iterator[Pasted]:
+def _of_engine(engine: Mapping[str, Any], node: Mapping[str, Any]) -> Iterator[str]:
+    """The options of Ray Serve's `engine_kwargs`, or of `vllmConfig` in vLLM's own chart."""
+    loading = node.get("model_loading_config") or {}
+    model = loading.get("model_source") or loading.get("model_id") or node.get("modelURL")
+    if isinstance(model, str):
+        yield from ("--model", model)
+    own = {re.sub("(?=[A-Z])", "-", key).lower(): engine[key] for key in engine}
+    extra = own.pop("extra-args", None)
+    yield from _options(own)
+    yield from map(str, extra if isinstance(extra, list) else ())
+
+
+def _container(
+    node: Mapping[str, Any], name: str, inherited: Mapping[str, str]
+) -> Iterator[Pasted]:
     """compose: `entrypoint` and `command`; Kubernetes: `command` and `args`."""
     unknown: list[str] = []
-    is_pod = "args" in node or ("entrypoint" not in node and isinstance(node.get("env"), list))
+    given = next((node[key] for key in _ARGS if node.get(key)), None)
+    is_list = isinstance(node.get("env"), list)
+    is_pod = bool(set(_ARGS) & set(node)) or ("entrypoint" not in node and is_list)
     environ = _environment(node, unknown)
-    script = shell.Script(known=dict(environ))
+    script = shell.Script(known={**inherited, **environ})
+    if "modelCommand" in node and "command" not in node:
+        unknown.append("the model of modelArtifacts")
     entry = node.get("command") if is_pod else node.get("entrypoint") or node.get("entryPoint")
-    args = node.get("args") if is_pod else node.get("command")
+    args = given if is_pod else node.get("command")
     words = _words(entry, script, is_pod) + _words(args, script, is_pod)
-    image = node.get("image")
+    image = next((node[key] for key in _IMAGES if node.get(key)), None)
     image = image.get("repository") if isinstance(image, dict) else image
     mounts: dict[str, str] = {}
     for volume in node.get("volumes") or () if isinstance(node.get("volumes"), list) else ():
@@ -332,7 +442,7 @@ def _environment(node: Mapping[str, Any], unknown: list[str]) -> dict[str, str]:
     files = node.get("env_file") or ()
     for each in [files] if isinstance(files, str) else files:
         found |= _env_file(str(each.get("path") if isinstance(each, dict) else each), unknown)
-    given = node.get("env") or node.get("environment") or {}
+    given = node.get("env") or node.get("envs") or node.get("environment") or {}
     if isinstance(given, dict):
         given = [{"name": key, "value": value} for key, value in given.items()]
     for each in given if isinstance(given, list) else ():

@@ -19,6 +19,11 @@ _VARIABLE = re.compile(
     r"|\((?P<k8s>[A-Z_][A-Z0-9_]*)\))"
 )
 _OTHER = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$[@*#?]|\$\{[^}]*\}")
+# what stands for itself, taken at once: a word may have a megabyte
+_PLAIN = re.compile(r"""[^\s;&|()<>\\'"$`^]+""")
+_PLAIN_QUOTED = re.compile(r'[^"\\$`]+')
+_REDIRECTS = re.compile(r"[<>]+&?-?")
+_GAP = re.compile(r"#[^\n]*|\s+")
 _END = ("\n", ";", "&", "|", "(", ")")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _CONTINUED = ("\\\n", "^\n", "`\n")  # the last two in cmd.exe and in PowerShell
@@ -71,7 +76,7 @@ def _split(text: str, script: Script) -> Iterator[list[str]]:
             skips = skips and word is None
             word = None
             if char in "<>":
-                at += len(re.match(r"[<>]+&?-?|[<>]", text[at:])[0])  # type: ignore[index]
+                at = _REDIRECTS.match(text, at).end()  # type: ignore[union-attr]
                 skips = True
                 continue
             if char == "&" and text[at + 1 : at + 2] == ">":  # &>file
@@ -83,7 +88,7 @@ def _split(text: str, script: Script) -> Iterator[list[str]]:
             at += 1
             continue
         if char == "#" and word is None:
-            at = text.find("\n", at) if "\n" in text[at:] else end
+            at = text.find("\n", at) % (end + 1)  # -1: at the end
             continue
         piece, at = _piece(text, at, script)
         word = "" if word is None else word
@@ -103,10 +108,9 @@ def _fields(word: str) -> list[str]:
 
 def _array(text: str, at: int, script: Script) -> tuple[str, int]:
     """The words of `NAME=(...)`, and where it ends."""
-    end = re.compile(r"#[^\n]*|\s+")
     found = ""
     while text[at : at + 1] not in (")", ""):
-        if match := end.match(text, at):
+        if match := _GAP.match(text, at):
             piece, at = SPLIT, match.end()
         else:
             piece, at = _piece(text, at, script)
@@ -120,15 +124,16 @@ def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
     if char == "\\":
         return text[at + 1 : at + 2], at + 2
     if char == "'":
-        found, end, _ = text[at + 1 :].partition("'")
-        if not end:
+        if (end := text.find("'", at + 1)) < 0:
             raise ValueError("a quotation is not closed")
-        return found, at + len(found) + 2
+        return text[at + 1 : end], end + 1
     if char == '"':
         return _quoted(text, at, script)
     if char in "$`":
         piece, at = _expanded(text, at, script)
         return piece if OPEN in piece else re.sub(r"\s+|^$", SPLIT, piece), at
+    if plain := _PLAIN.match(text, at):
+        return plain[0], plain.end()
     return char, at + 1
 
 
@@ -143,6 +148,8 @@ def _quoted(text: str, at: int, script: Script) -> tuple[str, int]:
         elif text[at] in "$`":
             piece, at = _expanded(text, at, script)
             found += piece
+        elif plain := _PLAIN_QUOTED.match(text, at):
+            found, at = found + plain[0], plain.end()
         else:
             found, at = found + text[at], at + 1
     return found, at + 1
