@@ -419,3 +419,27 @@ def test_entries_that_are_none_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "scheduler_timestamps"
     path.write_text(json.dumps(jobs))
     assert numbers(path)["trace"]["lines skipped"] == 5
+
+
+# --- a terminal of 80 columns -----------------------------------------------------------------
+CLIENTS = {
+    "p0": "claude-code:8f14e45f-ceea-467a-9538-1b2f47f3e001",
+    "p1": "codex:0199f0c2-7d1e-7c51-9a30-5ce1b2f47f3e",
+    "p2": "opencode:ses_5f2b8c9d1ffeabcdefghijklmn",
+}
+
+
+@pytest.mark.parametrize("command", [["analyze"], ["explain", "--trace"]])
+def test_a_recorded_trace_of_three_clients_reads_at_80_columns(
+    tmp_path: Path, command: list[str]
+) -> None:
+    """A real server's trace (tests/server/record_run.py), with names as these clients give."""
+    root = Path(__file__).parents[2]
+    text = (root / "bench" / "tests" / "vllm" / "recorded" / "run.jsonl").read_text()
+    for plain, name in CLIENTS.items():
+        text = text.replace(f'"program":"{plain}"', f'"program":"{name}"')
+    (tmp_path / "trace.jsonl").write_text(text)
+    result = run(*command, str(tmp_path / "trace.jsonl"), columns=80)
+    assert result.exit_code == 0, result.output
+    assert len(result.output.splitlines()) > 10
+    assert max(map(len, result.output.splitlines())) <= 80
