@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from continuum_connector.tools.checks.paste import NoServerError, Pasted
 from tests.corpus import cases, pastes
 
 TWO = ["m", "-tp", "2"]
+SIZE = ["--tensor_parallel_size", "2"]
 MODEL = ["--model", "m", "-tp", "2"]
 
 
@@ -223,3 +226,17 @@ def test_a_text_that_starts_no_server_is_one_sentence(text: str, part: str) -> N
 
 def test_a_template_of_chat_in_an_option_is_no_helm_template() -> None:
     assert one("vllm serve m --chat-template '{{ messages }}'").words[0] == "m"
+
+
+def test_what_an_engines_options_turn_off_is_off() -> None:
+    text = "engine_kwargs: {enable_prefix_caching: false, tensor_parallel_size: 2}\n"
+    found = one(f"{text}model_loading_config: {{model_id: m}}")
+    assert found.words == ["--model", "m", "--no-enable_prefix_caching", *SIZE]
+
+
+@pytest.mark.parametrize("text", ["--x {}", "--x '{}'", '--x "{}"', "--x {}'"])
+def test_a_word_of_a_megabyte_is_not_slow(text: str) -> None:
+    began = time.process_time()
+    with contextlib.suppress(NoServerError):
+        assert one(f"vllm serve m {text.format('a' * (1 << 20))}").words[0] == "m"
+    assert time.process_time() - began < 20, "it took two minutes"

@@ -387,12 +387,14 @@ def _walk(node: Any, name: str, around: Mapping[str, str]) -> Iterator[Pasted]:
 
 def _of_engine(engine: Mapping[str, Any], node: Mapping[str, Any]) -> Iterator[str]:
     """The options of Ray Serve's `engine_kwargs`, or of `vllmConfig` in vLLM's own chart."""
-    loading = node.get("model_loading_config") or {}
+    loading = node.get("model_loading_config")
+    loading = loading if isinstance(loading, dict) else {}
     model = loading.get("model_source") or loading.get("model_id") or node.get("modelURL")
     if isinstance(model, str):
         yield from ("--model", model)
-    own = {re.sub("(?=[A-Z])", "-", key).lower(): engine[key] for key in engine}
+    own = {re.sub("(?=[A-Z])", "-", str(key)).lower(): engine[key] for key in engine}
     extra = own.pop("extra-args", None)
+    yield from (f"--no-{key}" for key, value in own.items() if value is False)
     yield from _options(own)
     yield from map(str, extra if isinstance(extra, list) else ())
 
