@@ -320,14 +320,17 @@ def _loaded(text: str) -> list[Any]:
 
 
 def _of_yaml(text: str) -> Iterator[Pasted]:
+    is_yaml = text.lstrip()[:1] not in ("[", "{")  # in JSON nobody writes options alone
     for document in _loaded(text):
-        is_plain = isinstance(document, list) and document
-        if is_plain and all(isinstance(each, str | int) for each in document):
+        found = list(_walk(document, "", {}))
+        if found or not is_yaml or not document:
+            yield from found
+        elif isinstance(document, list) and all(isinstance(each, str | int) for each in document):
             yield Pasted([str(each) for each in document], is_inside=True)
-        elif isinstance(document, dict) and any(_OPTIONS.match(f"{key}:") for key in document):
-            yield from list(_walk(document, "", {})) or [Pasted(list(_options(document)))]
-        else:
-            yield from _walk(document, "", {})
+        elif not isinstance(document, dict) or {"services", "kind", "args"} & set(document):
+            continue
+        elif any(_OPTIONS.match(f"{key}:") for key in document):
+            yield Pasted(list(_options(document)))
 
 
 def _of_hcl(text: str) -> Iterator[Pasted]:
