@@ -32,12 +32,13 @@ def test_a_server_starts_with_what_the_runbook_says_to_set(advice: str, with_dis
     assert ("CONTINUUM_DISK_PATH" in before) == with_disk
     config = load_config({}, before | told(advice))
     for name, value in told(advice).items():
-        shown = str(getattr(config, name.removeprefix("CONTINUUM_").lower()))
+        got = getattr(config, name.removeprefix("CONTINUUM_").lower())
+        shown = f"{got:g}" if isinstance(got, float) else str(got)
         assert shown in (value, str(value != "0")), name
 
 
 def test_each_alert_and_the_table_of_parts_are_there() -> None:
-    assert len([each for each in ADVICE if each.startswith("|")]) >= 5
+    assert len([each for each in ADVICE if each.startswith("|")]) >= 4
     assert len(ADVICE) > 15
 
 
