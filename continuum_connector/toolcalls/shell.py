@@ -9,6 +9,7 @@ heredocs. Nothing here raises: what bash would refuse is read as far as possible
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -93,9 +94,7 @@ def _tool_and_script(name: str, arguments: object) -> tuple[str, str | None]:
 
 def _script(value: Any) -> str | None:
     if isinstance(value, list):  # argv, as Codex sends it: ["bash", "-lc", "pytest -q"]
-        words = [word for word in value if isinstance(word, str)]
-        is_shell = len(words) > 2 and words[0].rsplit("/", 1)[-1] in SHELLS and words[1][:1] == "-"
-        return words[2] if is_shell else " ".join(words)
+        return shlex.join(word for word in value if isinstance(word, str))
     return value if isinstance(value, str) else None
 
 
@@ -154,8 +153,7 @@ def _unwrapped(words: list[str]) -> tuple[list[str], bool]:
 
 def _name(word: str) -> str:
     """A command's name: no folder, no version of Python; "" if it is none."""
-    name = clean_name(word.rstrip("/").rsplit("/", 1)[-1]) if word not in (".", "[", ":") else word
-    return _PYTHON.sub(r"\1", name)
+    return _PYTHON.sub(r"\1", clean_name(word.rsplit("/", 1)[-1]))
 
 
 def _commands(script: str) -> Iterator[tuple[list[str], bool]]:
