@@ -35,8 +35,7 @@ class BackgroundTokenizer:
         self._load = load
         self._prepare: list[Callable[[Any], None]] = []
         self._tokenizer: Any = None
-        name = "continuum-tokenizer"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread: threading.Thread | None = None
 
     def when_loaded(self, prepare: Callable[[Any], None]) -> None:
         """Let `prepare(tokenizer)` run in the background before `get` hands it out. Call it before
@@ -45,7 +44,9 @@ class BackgroundTokenizer:
 
     def start(self) -> None:
         """Begin to load it, once."""
-        if self._thread.ident is None:
+        if self._thread is None:
+            name = "continuum-tokenizer"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
     def get(self) -> Any:
@@ -54,7 +55,7 @@ class BackgroundTokenizer:
 
     def join(self) -> None:
         """Wait for the thread; for callers that have the time."""
-        if self._thread.ident is not None:
+        if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
