@@ -28,7 +28,6 @@ from bench.serve.tiny_model import make_model
 FORWARD = "gpu_model_runner: forward"  # vLLM's own name for it
 HOOK = "continuum: "
 COPIES = ("Memcpy HtoD", "Memcpy DtoH", "gather", "scatter")
-SEEN = "trace.json"
 WRITE_S = 240.0  # a trace is written after the seconds that it is of
 TEACH = """Contexts go round through a pool that holds half of them, so that the traced steps have
 stores and loads beside them; a stream that only decodes runs through all of it.
