@@ -14,11 +14,10 @@ from bench.sim import versions
 from continuum_connector.vllm import served
 from tests.vllm import kv_caches
 from tests.vllm.drafts import HAS_FLAGS
-from tests.vllm.families import FAMILIES, Family, deepseek_v4
+from tests.vllm.families import FAMILIES, V4, Family
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import NO_HYBRID_TIER, answers_as_without_a_tier, park
 
-V4 = Family("DeepSeek V4", deepseek_v4, [92, 31, 30, 62, 30], 256, 1_480_320)
 ALL = pytest.mark.parametrize("family", [*FAMILIES, V4], ids=lambda family: family.name)
 
 
@@ -49,7 +48,7 @@ def test_the_document_of_models_has_this_row(family: Family) -> None:
 def cache_of(config: Any, family: Family, num_blocks: int) -> Any:
     """What the engine hands to the scheduler for this model."""
     if kv_caches.LAYOUTS:
-        packs = family.name == "DeepSeek V4"
+        packs = family.name in ("DeepSeek V4", "Gemma 4")
         config.cache_config.kv_cache_layout = "BLHNC" if packs else "LBNHC"
     with set_current_vllm_config(config):
         at_worker = kv_caches.describe(config, family.layers(), num_blocks)

@@ -16,11 +16,12 @@ import pytest
 
 from bench.sim import versions
 from continuum_connector import build
+from continuum_connector.tools.checks import families as parsers
 from continuum_connector.vllm import served
 from continuum_connector.vllm.proven import Server, why_no_disk, why_no_tier
 from tests.vllm import model_configs as configs
 from tests.vllm.asked import answers
-from tests.vllm.families import FAMILIES, Family, full
+from tests.vllm.families import FAMILIES, OTHERS, V4, Family, full
 from tests.vllm.test_check import HAS_PLANNED
 from tests.vllm.test_families import cache_of
 
@@ -112,6 +113,10 @@ CASES = [
     Asked("one KV head", configs.FALCON_7B, "", NONE | {"block_bytes": 32 * 16 * 256}),
     Asked("a window alone", configs.MISTRAL, "", {"aside": "", "no_disk": NO_GROUPS_DISK}),
     Asked("nobody's", configs.NOBODYS, "", {"not_seen": "config: "}),
+    Asked("no part for pictures", configs.GEMMA4_BARE, "", {"not_seen": "layers: "}),
+    Asked("no tokenizer", configs.MLLAMA, "", {"not_seen": "layers: "}),
+    Asked("an unknown type", configs.MINIMAX_M3, "", {"not_seen": "model type `minimax_m3`"}),
+    Asked("kernels that are not here", configs.DEEPSEEK_V4, "", {"not_seen": "layers: "}),
     Asked("no option", configs.LLAMA_8B, "--no-such-option", {"refused": "unrecognized arguments"}),
     Asked(
         "states and attention in one layer",
@@ -154,11 +159,20 @@ CASES = [
 ]
 
 
+ROWS = [family for family in [*FAMILIES, *OTHERS] if family.config]
+
+
+def _key(family: Family) -> str:
+    """The same of families that are asked about in the same words."""
+    return f"{id(family.config)} {family.options}"
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What vLLM says of each case and each family, from one process that imports it."""
     root = tmp_path_factory.mktemp("models")
-    every = [*CASES, *(Asked(name, *each, {}) for name, each in configs.OF_FAMILY.items())]
+    every = [*CASES, *(Asked(_key(each), each.config or {}, each.options, {}) for each in ROWS)]
+    every = list({case.name: case for case in every}.values())
     questions, environs = [], {}
     for index, case in enumerate(every):
         model = root / str(index)
@@ -186,15 +200,17 @@ def test_what_vllm_would_do_is_known_before_it_starts(
         assert found == wanted or (wanted and str(found).startswith(wanted)), answer
 
 
-WITH_FILES = [family for family in FAMILIES if family.name in configs.OF_FAMILY]
+def test_every_family_whose_parsers_are_known_has_a_model_in_the_table() -> None:
+    models = [family.model for family in [*FAMILIES, *OTHERS, V4] if family.model]
+    assert {parsers.family_of(model) for model in models} == set(parsers.FAMILIES)
 
 
-@pytest.mark.parametrize("family", WITH_FILES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", ROWS, ids=lambda family: family.name)
 def test_the_layers_of_a_real_model_are_those_of_the_table_and_the_server_says_the_same(
-    told: dict[str, dict[str, Any]], family: Any
+    told: dict[str, dict[str, Any]], family: Family
 ) -> None:
-    kv = told[family.name].get("kv")
-    assert kv, told[family.name]
+    kv = told[_key(family)].get("kv")
+    assert kv, told[_key(family)]
     config = versions.vllm_config(block_size=family.block_size)
     if "MambaSpec" in str(family.layers()):
         config.cache_config.mamba_cache_mode = "align"
