@@ -225,7 +225,8 @@ def _served(words: list[str], environ: dict[str, str], script: shell.Script) -> 
             return
         is_text = re.search(r"[ \t\n]", word) and (before or shell.OPEN not in word)
         if is_text and re.search(r"vllm\b.*\bserve\b|api_server\b", word, re.DOTALL):
-            inner = list(_of_shell(word, script.known | environ))
+            text = re.sub(r"^--[\w-]+=", "", word).rstrip(",")  # of `sbatch --wrap=`, of Python
+            inner = list(_of_shell(text, script.known | environ))
             yield from inner
             if inner:
                 return
