@@ -282,8 +282,10 @@ OTHERS = [
         *("Qwen/Qwen3.5-35B-A3B", configs.QWEN3_5),
     ),
     Family(
-        *("Gemma 4", _every(6, 5, full(16, 2, 512), window(16, 8, 256, 1024))),
-        *([*[2] * 12, 1, 5], 16, 327_680, "google/gemma-4-26B-A4B-it", configs.GEMMA4),
+        "Gemma 4",
+        _every(6, 5, full(16, 2, 512), window(16, 8, 256, 1024)),
+        [*[2] * 12, 1, 5],
+        *(16, 327_680, "google/gemma-4-26B-A4B-it", configs.GEMMA4),
     ),
     Family(
         *("Granite 4", _granite4, [4] * 10, 400, 3_276_800),
