@@ -24,6 +24,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import vllm.v1.engine.core  # noqa: F401  else each child would read it and its 300 modules anew
+
 from bench.markers import rewrite
 from continuum_connector.vllm import attach, plugin, probe
 from continuum_connector.vllm.release import release
