@@ -42,6 +42,7 @@ class Life:
         namespace: bytes = b"n" * 32,
         prove: Prove | None = None,
         slot_blocks: int = 2,
+        sleep_dram: str = "keep",
     ) -> None:
         self.vram = np.zeros(NUM_BLOCKS * BLOCK, np.uint8)
         region = Region(self.vram.ctypes.data, BLOCK, 0, BLOCK)
@@ -51,6 +52,7 @@ class Life:
             dram_bytes=NUM_BLOCKS * BLOCK,
             disk_path=str(folder),
             disk_bytes=2 * 2**20,
+            sleep_dram=sleep_dram,
         )
         self.clock = FakeClock()
         named = Namespace(namespace, "{}")
