@@ -437,9 +437,18 @@ def test_a_recorded_trace_of_three_clients_reads_at_80_columns(
     root = Path(__file__).parents[2]
     text = (root / "bench" / "tests" / "vllm" / "recorded" / "run.jsonl").read_text()
     for plain, name in CLIENTS.items():
+        assert f'"program":"{plain}"' in text
         text = text.replace(f'"program":"{plain}"', f'"program":"{name}"')
     (tmp_path / "trace.jsonl").write_text(text)
-    result = run(*command, str(tmp_path / "trace.jsonl"), columns=80)
-    assert result.exit_code == 0, result.output
-    assert len(result.output.splitlines()) > 10
-    assert max(map(len, result.output.splitlines())) <= 80
+    path = str(tmp_path / "trace.jsonl")
+    narrow, wide = (run(*command, path, columns=columns) for columns in (80, 200))
+    assert narrow.exit_code == 0, narrow.output
+    assert max(map(len, narrow.output.splitlines())) <= 80
+
+    def ends(output: str) -> list[str]:
+        """The last word of each line but those on which a long name goes on."""
+        words = [line.split()[-1] for line in output.splitlines() if line.strip()]
+        return [word for word in words if word != "│" and not word.startswith("━")]
+
+    assert len(ends(narrow.output)) > 10
+    assert ends(narrow.output) == ends(wide.output), "80 columns cut something off"
