@@ -26,8 +26,8 @@ NO_LOOKUP = (
 
 def settled(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> ContinuumConfig:
     """The config with the size of a DRAM tier that nobody gave one. Every half and engine of a node
-    gets the same. While vLLM sleeps, the tier
-    gives its memory back, because a copy of the weights needs some (device_allocator/cumem.py)."""
+    gets the same. While vLLM sleeps, the tier gives its memory back, because a copy of the weights
+    needs some (device_allocator/cumem.py)."""
     if config.dram_bytes is not None:
         return config
     kv_bytes = served.bytes_per_block(kv_cache_config) * kv_cache_config.num_blocks

@@ -19,7 +19,7 @@ from bench.sim.arms.arm import Away
 from bench.sim.arms.ours import ours, set_up
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.pins import LivePin, PinEnd
-from continuum_connector.scheduler.room import PinClaim
+from continuum_connector.scheduler.room import MAX_WAIT_S, PinClaim
 
 if TYPE_CHECKING:
     from bench.sim.engine import Engine
@@ -91,7 +91,7 @@ class SoftPins:
 
     def match(self, request: Any, num_vram_tokens: int, now: float) -> Any:
         turn = self.side.begin_turn(request, now)
-        is_early = now - turn.arrival < self.side.room._max_wait_s
+        is_early = now - turn.arrival < MAX_WAIT_S
         is_patient = is_early and not turn.is_admitted and not turn.is_preempted
         if self.scheduler.running and is_patient and not self._fits(request, num_vram_tokens, now):
             self.has_refused = True
