@@ -7,6 +7,7 @@ vLLM is imported once, and a child answers for each case. It works on older chec
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -153,6 +154,8 @@ def size(status: int, said: str, num_bytes: int | None) -> str:
 def results(cases: Any, sizes: Any) -> Iterator[tuple[str, Any, str]]:
     """Which of both was asked, the case, and what is to be thought of its answer."""
     answer = warm_up()
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page of vLLM
     with tempfile.TemporaryDirectory() as root:
         known = names(Path(root), load(HERE.with_name("cases.py")))
         for case in cases:

@@ -17,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from bench.cache import CACHE
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import ModelShape, make_model
 from continuum_connector.tools.checks.families import family_of
+from continuum_connector.tools.cli.app import app
 from tests.markdown import blocks, tokens
+from tests.narrow import last_words
 from tests.server.conftest import DRAM_BYTES, MIDDLEWARE, ServerFactory
 from tests.server.helpers import BLOCK, eventually, read_trace, text_of
 
@@ -224,6 +227,25 @@ def admitted(server: VllmServer, program: str) -> list[dict[str, Any]]:
     assert server.options.connector is not None
     records = read_trace(Path(server.options.connector["trace_path"]))
     return [r for r in records if r["event"] == "admit" and r["program"] == program]
+
+
+@pytest.mark.parametrize("command", [("analyze",), ("explain", "--trace")])
+def test_what_these_clients_left_in_the_trace_reads_at_80_columns(
+    server: VllmServer, command: tuple[str, ...]
+) -> None:
+    assert server.options.connector is not None
+    trace = str(server.options.connector["trace_path"])
+    programs = {turn["program"] for turn in arrivals(server)}
+    if len(programs) < 3:
+        pytest.skip(f"{len(programs)} programs of clients here; scripts/clients installs them")
+    narrow, wide = (
+        CliRunner().invoke(app, [*command, trace], env={"COLUMNS": str(columns)})
+        for columns in (80, 200)
+    )
+    assert narrow.exit_code == 0, narrow.output
+    assert max(map(len, narrow.output.splitlines())) <= 80
+    assert len(last_words(narrow.output)) > 10
+    assert last_words(narrow.output) == last_words(wide.output), "80 columns cut something off"
 
 
 @pytest.mark.parametrize("title", AGENTS)

@@ -16,6 +16,7 @@ from continuum_connector.tools.analysis import source as sources
 from continuum_connector.tools.analysis import summary
 from continuum_connector.tools.analysis.source import Source, SourceError
 from continuum_connector.tools.analysis.summary import Sample, Summary
+from tests.narrow import last_words
 from tests.unit.test_explain import record, run, small, write
 
 COSTS = {"prefill": 1.0, "price": 0.01, "mean_blocks": 20.0}
@@ -444,11 +445,5 @@ def test_a_recorded_trace_of_three_clients_reads_at_80_columns(
     narrow, wide = (run(*command, path, columns=columns) for columns in (80, 200))
     assert narrow.exit_code == 0, narrow.output
     assert max(map(len, narrow.output.splitlines())) <= 80
-
-    def ends(output: str) -> list[str]:
-        """The last word of each line but those on which a long name goes on."""
-        words = [line.split()[-1] for line in output.splitlines() if line.strip()]
-        return [word for word in words if word != "│" and not word.startswith("━")]
-
-    assert len(ends(narrow.output)) > 10
-    assert ends(narrow.output) == ends(wide.output), "80 columns cut something off"
+    assert len(last_words(narrow.output)) > 10
+    assert last_words(narrow.output) == last_words(wide.output), "80 columns cut something off"

@@ -5,6 +5,7 @@ python -m tests.vllm.asked < LINES    one JSON list of options per line; prints 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -39,6 +40,8 @@ def main() -> None:
     ask.look_at_vllm(ask.KV, "--help")  # imports what it takes
     from continuum_connector.vllm import planned  # noqa: F401
 
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page of vLLM
     for line in sys.stdin:
         words, environ = json.loads(line)
         if child := os.fork():

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from os.path import basename
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,13 @@ _HCL = re.compile(r'(?ms)^\s*(image|command|args)\s*=\s*("[^"\n]*"|\[.*?\]$)')
 _STARTS = re.compile(r"vllm\b.{0,99}\bserve\b|api_server\b", re.DOTALL)
 _IMAGES = ("image", "imageName")
 _ARGS = ("args", "dockerArgs", "dockerStartCmd")  # of a pod
+_ENVIRON = ("--env-vars", "--set-env-vars", "--update-env-vars", "--environment-variables")
+# The options behind which a list of `az` ends.
+_CLOUDS = re.compile(
+    rf"(-[gn]|--(command|args|cpu|memory|name|image|ingress|target-port|transport|environment"
+    r"|resource-group|location|secrets|registry-\w+|m(in|ax)-replicas|workload-profile-name"
+    rf"|system-assigned|user-assigned|revision-suffix|tags))$|{'|'.join(_ENVIRON)}"
+)
 _OPTIONS = re.compile(r"(#.*\n|---.*\n|\s)*(model|[a-z]+([-_][a-z]+)+)\s*:")  # --config FILE
 _LIST = re.compile(r"\s*-\s+['\"]?--?\w")
 _TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
@@ -184,25 +192,37 @@ def _of_cloud(
     words: list[str], image: str, environ: dict[str, str], script: shell.Script
 ) -> Iterator[Pasted]:
     """A container of a cloud's command: --command and --args, a list with commas or one text."""
-    if found := list(_served(words, environ, script)):
-        yield from found
-        return
     given: dict[str, list[str]] = {}
+    own: dict[str, str] = {}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name not in ("--command", "--args"):
+        behind = [value] if equals else [*takewhile(_goes_on, words[index + 1 :])]
+        if words[0] != "az" and not (behind and re.match(r"-\S*$", behind[0])):
+            behind = behind[:1]  # one text
+        if name in _ENVIRON:
+            parts = [part for each in behind for part in each.split(",")]
+            own |= _assigned(parts)
+        if name not in ("--command", "--args") or not behind:
             continue
-        value = value if equals else "".join(words[index + 1 : index + 2])
-        if not equals and value[:1] == "-" and " " not in value:
-            given[name] = words[index + 1 :]  # all that follows
-            break
+        value = behind[0]
+        if len(behind) > 1:
+            given[name] = behind
+            continue
         by = re.match(r"\^(.)\^", value)  # `gcloud topic escaping`
         has_spaces = not by and re.search(r"\s", value)
         parts = value[3:].split(by[1]) if by else value.split(None if has_spaces else ",")
         given.setdefault(name, []).extend(parts)
     entry = given.get("--command", [])
-    around: tuple[dict[str, str], dict[str, str]] = ({}, {})
-    yield from _of_image(image, entry + given.get("--args", []), bool(entry), around, script)
+    if not given and (found := list(_served(words, environ | own, script))):
+        yield from found
+        return
+    words = entry + given.get("--args", [])
+    yield from _of_image(image, words, bool(entry), (environ | own, {}), script)
+
+
+def _goes_on(word: str) -> bool:
+    """Whether a list of a cloud's command goes on with this word."""
+    return not _CLOUDS.match(word)
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
