@@ -26,6 +26,7 @@ BEFORE_A_RELEASE = {
     "data_parallel": "three servers; the books of ranks are in tests/vllm/test_node.py",
     "decisions": "six servers; each decision is in tests/vllm/test_outcomes.py",
     "demo_smoke": "the demo",
+    "disk_restarts": "ten servers; the same by a fake in tests/unit/test_worker_disk.py",
     "disk_faults": "faults that a file system makes; in tests/vllm/test_disk.py by a fake",
     "ladder": "families of models; their bytes are in tests/vllm/test_layout_families.py",
     "lifetime": "slow copies under ThreadSanitizer, of which tests/native have each part",

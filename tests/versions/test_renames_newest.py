@@ -11,7 +11,6 @@ from tests.versions.test_matrix import installed, run_version
 pytestmark = [pytest.mark.vllm]
 
 
-@pytest.mark.release
 @pytest.mark.parametrize("version", [v for v in sources.VERSIONS[-1:] if v != installed()])
 def test_no_name_that_the_newest_renames_ends_a_server(version: str) -> None:
     pytest.importorskip("vllm")
