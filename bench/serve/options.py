@@ -11,7 +11,8 @@ Workload = Annotated[
     str,
     typer.Option(
         help="sweep (8 turns to 13K tokens), pressure (6 x 4, one at a time), "
-        "claude-code:FILE[,scale=8,pauses=8,longest=32768], or your own FILE.toml."
+        "claude-code:FILE[,scale=8,pauses=8,longest=32768], your own FILE.toml, or a FILE that "
+        "others recorded: Mooncake, Bailian, Weka, SWE-agent, mini-swe-agent, OpenHands."
     ),
 ]
 ArrivalsText = Annotated[

@@ -102,10 +102,14 @@ def server(server_factory: ServerFactory, tmp_path_factory: pytest.TempPathFacto
 
 
 def python_of(environment: str) -> Path:
-    python = CACHE / "clients" / environment / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"no clients in {python.parents[1]}; scripts/clients installs them")
-    return python
+    return folder_of(environment) / "bin" / "python"
+
+
+def folder_of(environment: str) -> Path:
+    folder = CACHE / "clients" / environment
+    if not (folder / "requirements").exists():  # written last
+        pytest.skip(f"no {environment} in {folder}; scripts/clients installs it")
+    return folder
 
 
 def play(server: VllmServer, client: str, environment: str) -> list[tuple[int, int]]:
@@ -155,11 +159,9 @@ def section(title: str) -> tuple[str, str, str]:
 
 def environment_of(agent: Agent, home: Path) -> dict[str, str]:
     """A user who has nothing but the agent. Nothing leaves this machine: no proxy answers."""
-    folder = CACHE / "clients" / agent.environment
+    folder = folder_of(agent.environment)
     bins = [folder / "bin", folder / "node_modules" / ".bin"]
     found = [str(each) for each in bins if each.exists()]
-    if not found:
-        pytest.skip(f"no {agent.environment} in {folder}; scripts/clients installs it")
     nowhere = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), NOWHERE)
     here = dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost")
     path = os.pathsep.join([*found, os.environ["PATH"]])
