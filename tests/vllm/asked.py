@@ -5,7 +5,6 @@ python -m tests.vllm.asked < LINES    one JSON list of options per line; prints 
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import subprocess
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from continuum_connector.tools.checks import ask
+from tests.corpus.run import preload
 
 
 def answers(
@@ -40,8 +40,7 @@ def main() -> None:
     ask.look_at_vllm(ask.KV, "--help")  # imports what it takes
     from continuum_connector.vllm import planned  # noqa: F401
 
-    gc.collect()
-    gc.freeze()  # a collection in a child would copy every page of vLLM
+    preload()
     for line in sys.stdin:
         words, environ = json.loads(line)
         if child := os.fork():
