@@ -138,6 +138,7 @@ def test_agents_come_back_from_disk_and_go_on_over_a_kill_with_equal_answers(
     assert other == play(server, PROGRAMS, cold=True) != right
 
 
+@pytest.mark.release
 def test_without_the_weights_in_the_namespace_the_kv_of_the_old_ones_would_be_read(
     model: Path, folder: Path, lives: list[VllmServer]
 ) -> None:

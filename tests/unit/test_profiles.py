@@ -53,13 +53,14 @@ def test_who_names_files_gets_those_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "which"), [("--full", "full"), ("--ci", "full and not release")]
+    ("option", "which"), [("--full", "full"), ("--ci", "not release")]
 )
-def test_the_rest_is_what_is_left_out(option: str, which: str, tmp_path: Path) -> None:
+def test_all_files_are_spread_where_others_are_asked_for(option: str, which: str, tmp_path: Path) -> None:
     status, (call,) = play(tmp_path, (0,), option, "-q")
     assert status == 0
     assert call.startswith(f"-m pytest -m {which} -n ")
-    assert call.endswith(" tests/server -q")
+    assert call.endswith(" tests/gpu -q")
+    assert {"tests/versions", "tests/server", "tests/vllm"} <= set(call.split())
 
 
 def test_who_names_files_of_the_rest_gets_those_alone(tmp_path: Path) -> None:
