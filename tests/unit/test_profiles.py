@@ -52,10 +52,10 @@ def test_who_names_files_gets_those_alone(tmp_path: Path) -> None:
     assert play(tmp_path, (1,), "tests::a", "-x") == (1, ["-m pytest tests::a -x"])
 
 
-@pytest.mark.parametrize(
-    ("option", "which"), [("--full", "full"), ("--ci", "not release")]
-)
-def test_all_files_are_spread_where_others_are_asked_for(option: str, which: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "which"), [("--full", "full"), ("--ci", "not release")])
+def test_all_files_are_spread_where_others_are_asked_for(
+    option: str, which: str, tmp_path: Path
+) -> None:
     status, (call,) = play(tmp_path, (0,), option, "-q")
     assert status == 0
     assert call.startswith(f"-m pytest -m {which} -n ")
