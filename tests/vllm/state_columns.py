@@ -196,4 +196,6 @@ def play(seed: int, miscounts: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    print(json.dumps(play(int(sys.argv[1]), "miscounts" in sys.argv)))
+    """Play each seed of the command line, and with `miscounts` behind it as it says."""
+    for word in sys.argv[1:]:
+        print(json.dumps(play(int(word[0]), word[1:] == "miscounts")), flush=True)

@@ -19,27 +19,34 @@ pytestmark = [
 ]
 
 
-def played(*words: str) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def played() -> dict[str, dict[str, Any]]:
+    """What was read and found, by how it was played: one process, as it imports vLLM."""
+    words = ["0", "1", "0miscounts"]
     command = [sys.executable, "-m", "tests.vllm.interpreted", *words]
     root = Path(__file__).parents[2]
     done = subprocess.run(
         command, cwd=root, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(words, told, strict=True))
 
 
 @pytest.mark.parametrize("seed", ["0", "1"], ids=["sync", "async"])
-def test_each_state_that_is_read_or_found_is_right(seed: str) -> None:
-    found = played(seed)
+def test_each_state_that_is_read_or_found_is_right(
+    played: dict[str, dict[str, Any]], seed: str
+) -> None:
+    found = played[seed]
     assert min(found["num_read"], found["num_found"], found["num_hit"], found["num_accepted"]) > 0
     assert found["wrong_reads"] == found["wrong_finds"] == []
 
 
-def test_where_accepted_drafts_are_miscounted_no_prompts_state_is_wrong() -> None:
+def test_where_accepted_drafts_are_miscounted_no_prompts_state_is_wrong(
+    played: dict[str, dict[str, Any]],
+) -> None:
     """The negative control, and why answers are not kept: only they read what is wrong."""
-    found = played("0", "miscounts")
+    found = played["0miscounts"]
     assert found["wrong_finds"] == []
     assert found["wrong_reads"]
     assert all(start >= found["prompts"][turn] for turn, start in found["wrong_reads"])
