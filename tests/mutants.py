@@ -1,0 +1,230 @@
+"""Twenty faults, one or two per room, and the test that must see each.
+
+    python -m tests.mutants              put each in, in a copy of the tree, and run its test
+    python -m tests.mutants pins dram    those whose name begins so
+
+Run it before and after code moves: a fault that no test sees is a net with a hole. Exit status 1 if
+one survives, or if its place is no longer there. Six minutes of a core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("continuum_connector", "tests", "bench", "conftest.py", "pyproject.toml")
+# The checkout is installed so that Python imports it wherever it is started; here the copy counts.
+RUN = """
+import sys
+sys.meta_path = [each for each in sys.meta_path if "editable" not in type(each).__module__]
+sys.path.insert(0, ".")
+import continuum_connector, pytest
+assert continuum_connector.__file__.startswith(sys.argv[1]), continuum_connector.__file__
+sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", "--no-header", *sys.argv[2:]]))
+"""
+FAILED = 1  # pytest's status
+
+
+class Mutant(NamedTuple):
+    """`new` instead of `old`, which stands once in the file, and what must then be red."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = (
+    Mutant(
+        "pins: one that has expired is kept",
+        "scheduler/retention.py",
+        "            if pin.deadline > now:\n",
+        "            if pin.deadline > now - 1.0:\n",
+        "tests/vllm/test_pins.py",
+    ),
+    Mutant(
+        "pins: a trial that failed gives up its blocks",
+        "scheduler/room.py",
+        "                self._holds.restore(pin.hold)\n",
+        "                pass\n",
+        "tests/vllm/test_pressure.py",
+    ),
+    Mutant(
+        "pins: a patient turn takes whatever it likes",
+        "scheduler/room.py",
+        "        return self.worth_now(pin) <= self.price\n",
+        "        return True\n",
+        "tests/unit/test_room.py",
+    ),
+    Mutant(
+        "holds: a block that two pins share counts twice",
+        "scheduler/holds.py",
+        "        self.num_blocks += len(_become(self._refs, hold.ids, 1, 1))\n",
+        "        self.num_blocks += len(hold.ids) + 0 * len(_become(self._refs, hold.ids, 1, 1))\n",
+        "tests/vllm/test_pins.py",
+    ),
+    Mutant(
+        "queue: a skipped turn is not put back where it may be hidden",
+        "scheduler/queue.py",
+        "        if self._hides is not None and self._hides(request):\n",
+        "        if self._hides is not None and not self._hides(request):\n",
+        "tests/vllm/test_disk_waiting.py",
+    ),
+    Mutant(
+        "epochs: KV of older weights is found in DRAM",
+        "scheduler/epochs.py",
+        "        for transfer in self._tier.reset(now):\n",
+        "        for transfer in ():\n",
+        "tests/vllm/test_epochs.py",
+    ),
+    Mutant(
+        "epochs: a turn on older KV counts as new",
+        "scheduler/epochs.py",
+        "        return self._vram_since if num_tokens else self.number\n",
+        "        return self.number\n",
+        "tests/vllm/test_epochs.py",
+    ),
+    Mutant(
+        "dram: what is still being written is read",
+        "scheduler/tiers/index.py",
+        "        return self._table.tickets[numbers[: _first(self._table.is_writing[numbers])]]\n",
+        "        return self._table.tickets[numbers]\n",
+        "tests/unit/test_host_index.py",
+    ),
+    Mutant(
+        "dram: a read slot is used anew",
+        "scheduler/tiers/index.py",
+        "        self._table.num_readers[numbers_of(tickets)] += 1\n",
+        "        pass\n",
+        "tests/unit/test_host_index.py",
+    ),
+    Mutant(
+        "dram: the chain that was used last leaves first",
+        "scheduler/tiers/eviction.py",
+        "            self._live.move_to_end(chain)\n",
+        "            self._live.move_to_end(chain, last=False)\n",
+        "tests/unit/test_host_index_order.py",
+    ),
+    Mutant(
+        "copies: one rank's word is enough",
+        "scheduler/tiers/transfers.py",
+        "            if transfer.outcome.num_ranks == self._world_size:\n",
+        "            if transfer.outcome.num_ranks >= 1:\n",
+        "tests/unit/test_transfers.py",
+    ),
+    Mutant(
+        "copies: a failed one is done",
+        "scheduler/tiers/transfers.py",
+        "            done = outcome.num_failed == 0\n",
+        "            done = True\n",
+        "tests/vllm/test_tier_failures.py",
+    ),
+    Mutant(
+        "lineage: the same prompt again is the program's next turn",
+        "programs/lineage.py",
+        "        if end.of_prompt and not self._follow(end, block_hashes) and not has_grown:\n",
+        "        if False:\n",
+        "tests/unit/test_lineage.py",
+    ),
+    Mutant(
+        "lineage: a shared system prompt names a program",
+        "programs/lineage.py",
+        "            early = {prompt_end - back for back in EARLY if prompt_end >= back}",
+        "            strong |= {prompt_end - back for back in EARLY if prompt_end >= back}",
+        "tests/unit/test_lineage.py",
+    ),
+    Mutant(
+        "divergence: every prompt repeats its conversation",
+        "programs/divergence.py",
+        "    if not any(each.is_told_again(hashes, num_tokens, tokens) for each in chains):\n",
+        "    if not chains:\n",
+        "tests/vllm/test_divergence.py",
+    ),
+    Mutant(
+        "identity: an id is the same with another salt",
+        "programs/identify.py",
+        "    key = program_key(named.namespace + name, salt)\n",
+        "    key = program_key(named.namespace + name, None)\n",
+        "tests/unit/test_identify.py",
+    ),
+    Mutant(
+        "reader: an answer that was cut off asks for nothing",
+        "toolcalls/reader.py",
+        "            return parse(text, truncated=truncated and not is_cut, headless=headless)\n",
+        "            return parse(text, truncated=False, headless=headless)\n",
+        "tests/unit/test_tool_reader.py",
+    ),
+    Mutant(
+        "shadow: a block that stock gave away is still its own",
+        "scheduler/stock.py",
+        "        return num_tokens if self._has_displaced else max(num_tokens, num_vram_tokens)\n",
+        "        return max(num_tokens, num_vram_tokens)\n",
+        "tests/vllm/test_stock.py",
+    ),
+    Mutant(
+        "policy: nothing that is pinned costs others anything",
+        "policy/adaptive.py",
+        "        cost=max(snapshot.price * turn.num_blocks, FORESEEN * weight),\n",
+        "        cost=0.0,\n",
+        "tests/unit/test_policy_adaptive.py",
+    ),
+    Mutant(
+        "policy: a client's wish has no price",
+        "policy/adaptive.py",
+        "        longest = longest_pin(turn.gap, stake, min(hint, self._max_ttl_s))\n",
+        "        longest = min(hint, self._max_ttl_s)\n",
+        "tests/unit/test_policy_adaptive.py",
+    ),
+)
+
+
+def survives(mutant: Mutant, tree: Path) -> str:
+    """Why the test is no use against it; "" if it is red."""
+    path = tree / "continuum_connector" / mutant.file
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        return f"its place in {mutant.file} is not there, or not once"
+    path.write_text(text.replace(mutant.old, mutant.new))
+    try:
+        command = [sys.executable, "-W", "ignore", "-c", RUN, str(tree), *mutant.tests.split()]
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    finally:
+        path.write_text(text)
+    if done.returncode == FAILED:
+        return ""
+    return f"{mutant.tests} ends with status {done.returncode}: {done.stdout[-300:]}"
+
+
+def main() -> int:
+    """Play those that are asked for; a line for each."""
+    parser = argparse.ArgumentParser("python -m tests.mutants", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("names", nargs="*", help="how the names begin of those to play; else all")
+    names = tuple(parser.parse_args().names)
+    picked = [each for each in MUTANTS if not names or each.name.startswith(names)]
+    num_alive = 0
+    with tempfile.TemporaryDirectory() as made:
+        tree = Path(made).resolve()
+        for name in COPIED:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, tree / name)
+        for mutant in picked:
+            began = time.monotonic()
+            why = survives(mutant, tree)
+            num_alive += bool(why)
+            told = f"SURVIVES: {why}" if why else "red"
+            print(f"{time.monotonic() - began:5.1f} s  {mutant.name}: {told}", flush=True)
+    print(f"{len(picked) - num_alive} of {len(picked)} faults are seen")
+    return int(num_alive > 0 or not picked)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
