@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,9 @@ from pathlib import Path
 
 from bench.serve.server import VllmServer, as_a_child, end_group, free_port
 from tests.server.helpers import eventually
+
+BINDS = {"program_scheduling_enable_key": "auto", "binding_only": True}
+BINDING = ("--enable-program-scheduling", "--program-scheduling-config-json", json.dumps(BINDS))
 
 
 @contextlib.contextmanager

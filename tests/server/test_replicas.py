@@ -15,7 +15,7 @@ from bench.serve.metrics import Metrics, delta, total
 from bench.serve.server import SERVED_NAME, VllmServer
 from tests.server.conftest import MIDDLEWARE, ServerFactory
 from tests.server.helpers import Dialog, by_label, dialogs, reset, told
-from tests.server.router import router
+from tests.server.router import BINDING, router
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm_router") is None,
@@ -31,6 +31,8 @@ NUM_ANSWER = 24
 Answers = list[list[list[int]]]
 
 
+# Agents' own headers -> what the connector puts before the id.
+OWN = {"x-claude-code-session-id": "claude-code", "session-id": "codex"}
 OPTIONS: dict[str, Any] = {
     "num_blocks": NUM_BLOCKS,
     "connector": {"policy": "fixed_ttl", "ttl_s": 50},
@@ -43,19 +45,21 @@ def replicas(server_factory: ServerFactory) -> list[VllmServer]:
     return [server_factory(name, args=MIDDLEWARE, **OPTIONS) for name in ("left", "right")]
 
 
-def converse(server: VllmServer) -> Answers:
-    """Run PROGRAMS, turn about."""
+def converse(server: VllmServer, header: str = "X-Session-ID") -> Answers:
+    """Run PROGRAMS, turn about, each with its id in this header."""
     contexts = [list(dialog.prompt) for dialog in PROGRAMS]
     answers: Answers = [[] for _ in PROGRAMS]
     for turn in range(len(PROGRAMS[0].tools) + 1):
         for i, dialog in enumerate(PROGRAMS):
             contexts[i] += dialog.tools[turn - 1] if turn else []
-            answers[i].append(ask_turn(server, dialog, contexts[i]))
+            answers[i].append(ask_turn(server, dialog, contexts[i], header))
             contexts[i] += answers[i][-1]
     return answers
 
 
-def ask_turn(server: VllmServer, dialog: Dialog, context: list[int]) -> list[int]:
+def ask_turn(
+    server: VllmServer, dialog: Dialog, context: list[int], header: str = "X-Session-ID"
+) -> list[int]:
     body = {
         "model": SERVED_NAME,
         "prompt": context,
@@ -63,8 +67,8 @@ def ask_turn(server: VllmServer, dialog: Dialog, context: list[int]) -> list[int
         "temperature": 0,
         "return_token_ids": True,
     }
-    answer = server.post("/v1/completions", body, {"X-Session-ID": dialog.name})
-    assert told(answer)["program"] == f"session:{dialog.name}"
+    answer = server.post("/v1/completions", body, {header: dialog.name})
+    assert told(answer)["program"] == f"{OWN.get(header, 'session')}:{dialog.name}"
     return list(answer["choices"][0]["token_ids"])
 
 
@@ -80,13 +84,15 @@ def work(servers: Sequence[VllmServer], before: Sequence[Metrics]) -> tuple[floa
     return hits, turns
 
 
-def through(policy: str, replicas: list[VllmServer]) -> tuple[Answers, float]:
+def through(
+    policy: str, replicas: list[VllmServer], *args: str, header: str = "X-Session-ID"
+) -> tuple[Answers, float]:
     """Run PROGRAMS through the router, on empty caches; the answers, and the tokens found."""
     for replica in replicas:
         reset(replica)
     before = [replica.metrics() for replica in replicas]
-    with router(policy, [replica.url for replica in replicas]) as front:
-        answers = converse(front)
+    with router(policy, [replica.url for replica in replicas], *args) as front:
+        answers = converse(front, header)
     hits, turns = work(replicas, before)
     print(f"\n{policy}: {hits:.0f} tokens found; turns on each replica: {turns}")
     assert min(turns) > 0, "both replicas must serve"
@@ -106,6 +112,13 @@ def test_with_affinity_two_replicas_find_what_one_server_finds(
     replicas: list[VllmServer], alone: tuple[Answers, float]
 ) -> None:
     assert through("consistent_hash", replicas) == alone
+
+
+@pytest.mark.parametrize("header", OWN)
+def test_bound_by_an_agents_own_header_they_find_as_much(
+    replicas: list[VllmServer], alone: tuple[Answers, float], header: str
+) -> None:
+    assert through("round_robin", replicas, *BINDING, header=header) == alone
 
 
 def test_without_affinity_hits_collapse(

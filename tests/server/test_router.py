@@ -13,7 +13,7 @@ import pytest
 
 from bench.serve.server import VllmServer
 from tests.server.helpers import APIS, text_of
-from tests.server.router import router
+from tests.server.router import BINDING, router
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("vllm_router") is None,
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 NUM_PROGRAMS, NUM_TURNS = 12, 4
+AGENTS = {"Claude Code": "x-claude-code-session-id", "Codex": "session-id"}
 PARAMS = {"continuum": {"final": False}}
 
 
@@ -50,17 +51,28 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def front() -> Iterator[VllmServer]:
-    """The router in front of two of them."""
+def urls() -> Iterator[list[str]]:
+    """Two of them."""
     echoes = [ThreadingHTTPServer(("127.0.0.1", 0), Echo) for _ in range(2)]
     for echo in echoes:
         threading.Thread(target=echo.serve_forever, daemon=True).start()
-    urls = [f"http://127.0.0.1:{echo.server_address[1]}" for echo in echoes]
-    with router("consistent_hash", urls) as running:
-        yield running
+    yield [f"http://127.0.0.1:{echo.server_address[1]}" for echo in echoes]
     for echo in echoes:
         echo.shutdown()
         echo.server_close()
+
+
+@pytest.fixture(scope="module")
+def binding(urls: list[str]) -> Iterator[VllmServer]:
+    """With program scheduling for what it alone is good for here: it binds, and holds nobody."""
+    with router("round_robin", urls, *BINDING) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def front(urls: list[str]) -> Iterator[VllmServer]:
+    with router("consistent_hash", urls) as running:
+        yield running
 
 
 def replicas_of(front: VllmServer, api: str, where: str) -> list[set[int]]:
@@ -101,3 +113,28 @@ def test_what_we_read_passes_the_router(front: VllmServer) -> None:
     assert body.items() <= came["body"].items()
     lower = {name.lower(): value for name, value in came["headers"].items()}
     assert {"x-session-id": "d", "x-claude-code-session-id": "e"}.items() <= lower.items()
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
+def test_bound_by_its_own_header_an_agent_stays_with_one_replica(
+    binding: VllmServer, api: str, agent: str
+) -> None:
+    ports = [turns_of(binding, api, AGENTS[agent], f"{agent}-{i}") for i in range(NUM_PROGRAMS)]
+    assert {len(each) for each in ports} == {1}
+    assert len(set.union(*ports)) == 2
+
+
+def test_without_such_a_header_turns_are_scattered(binding: VllmServer) -> None:
+    ports = [turns_of(binding, "chat", "x-nobodys-session", str(i)) for i in range(NUM_PROGRAMS)]
+    assert any(len(each) == 2 for each in ports)
+
+
+def turns_of(front: VllmServer, api: str, header: str, program: str) -> set[int]:
+    """Which replicas the turns of a program meet, whose id is in this header."""
+    history, met = [text_of(30, f"{api} {program}")], set()
+    for turn in range(NUM_TURNS):
+        body = {"model": "tiny", **APIS[api].body(history, 4)}
+        met.add(front.post(APIS[api].path, body, {header: program})["port"])
+        history += ["answer", text_of(10, f"{program} {turn}")]
+    return met
