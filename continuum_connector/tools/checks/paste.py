@@ -68,6 +68,7 @@ _CLOUDS = re.compile(
 _OPTIONS = re.compile(r"(#.*\n|---.*\n|\s)*(model|[a-z]+([-_][a-z]+)+)\s*:")  # --config FILE
 _LIST = re.compile(r"\s*-\s+['\"]?--?\w")
 _TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
+_FLAG = re.compile(r"--(no|enable|disable|trust|enforce|async)[-_]")  # it takes no value
 TEMPLATE = "it is a Helm template: paste what `helm template` prints"
 
 
@@ -492,7 +493,7 @@ def _settled(pasted: Pasted) -> Pasted:
         unknown += names
         if word is not None:
             words.append(_here(word, pasted.mounts))
-        elif each[:1] != "-" and words and words[-1][:1] == "-" and "=" not in words[-1]:
+        elif each[:1] != "-" and words and _takes_a_value(words[-1]):
             words.pop()  # the option whose value it is
     environ = {}
     for name, given in pasted.environ.items():
@@ -501,6 +502,10 @@ def _settled(pasted: Pasted) -> Pasted:
         if value is not None:
             environ[name] = value
     return replace(pasted, words=words, environ=environ, unknown=list(dict.fromkeys(unknown)))
+
+
+def _takes_a_value(word: str) -> bool:
+    return word[:1] == "-" and "=" not in word and not _FLAG.match(word)
 
 
 def _here(word: str, mounts: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 OPEN = "\0"  # begins a mark: what is written there, and its default, if it has one
 SPLIT = "\4"  # stands where a word of several ends, in what a variable or an array holds
 _MARK = re.compile("\0([^\1]*)\1(\3?)([^\2]*)\2")
+_BLANK = re.compile("(\0[^\2]*\2)|\\s+|^$")  # ends a word, but not within a mark
 # $VAR, ${VAR}, ${VAR:-default}, $(VAR) of Kubernetes; of more than that only the name counts
 _VARIABLE = re.compile(
     r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?P<rest>[^}]*)\}"
@@ -20,8 +21,8 @@ _VARIABLE = re.compile(
 )
 _OTHER = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$[@*#?]|\$\{[^}]*\}")
 # what stands for itself, taken at once: a word may have a megabyte
-_PLAIN = re.compile(r"""[^\s;&|()<>\\'"$`^]+""")
-_PLAIN_QUOTED = re.compile(r'[^"\\$`]+')
+_PLAIN = re.compile(r"""[^\s;&|()<>\\'"$`^\0]+""")
+_PLAIN_QUOTED = re.compile(r'[^"\\$`\0]+')
 _REDIRECTS = re.compile(r"[<>]+&?-?")
 _GAP = re.compile(r"#[^\n]*|\s+")
 _END = ("\n", ";", "&", "|", "(", ")")
@@ -121,6 +122,8 @@ def _array(text: str, at: int, script: Script) -> tuple[str, int]:
 def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
     """A part of a word that is quoted, or stands for something; and where it ends."""
     char = text[at]
+    if mark := _MARK.match(text, at):  # of a variable that a text within the text holds
+        return mark[0], mark.end()
     if char == "\\":
         return text[at + 1 : at + 2], at + 2
     if char == "'":
@@ -131,7 +134,7 @@ def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
         return _quoted(text, at, script)
     if char in "$`":
         piece, at = _expanded(text, at, script)
-        return piece if OPEN in piece else re.sub(r"\s+|^$", SPLIT, piece), at
+        return _BLANK.sub(lambda found: found[1] or SPLIT, piece), at
     if plain := _PLAIN.match(text, at):
         return plain[0], plain.end()
     return char, at + 1
@@ -145,6 +148,8 @@ def _quoted(text: str, at: int, script: Script) -> tuple[str, int]:
         if text[at] == "\\" and text[at + 1 : at + 2] in ('"', "\\", "$", "`", "\n"):
             found += text[at + 1].replace("\n", "")
             at += 2
+        elif mark := _MARK.match(text, at):
+            found, at = found + mark[0], mark.end()
         elif text[at] in "$`":
             piece, at = _expanded(text, at, script)
             found += piece
