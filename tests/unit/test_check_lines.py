@@ -234,6 +234,15 @@ def test_what_only_a_shell_knows_is_not_seen(tmp_path: Path) -> None:
     )
 
 
+def test_a_default_of_vllm_is_not_judged_where_the_model_is_unknown(tmp_path: Path) -> None:
+    served = replace(plan(), unknown=("$MODEL",), model="a/default", words=("--enforce-eager",))
+    line = one(fake.make(tmp_path, **kv()), served, "model")
+    assert line.verdict is UNSEEN
+    assert line.text.startswith("only who runs it knows which")
+    line = one(fake.make(tmp_path / "b", **kv()), replace(served, unknown=()), "model")
+    assert line.verdict is OK
+
+
 def test_a_path_in_a_container_is_not_called_missing(tmp_path: Path) -> None:
     served = replace(plan("--model", "/models/llama"), is_inside=True)
     line = one(fake.make(tmp_path), served, "model")

@@ -32,7 +32,7 @@ LOG = "the server's log says `steps aside` if it does not"
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
-    kv = vllm.kv
+    kv = None if plan.hides_its_model else vllm.kv
     if kv is None:
         yield _not_built(machine, plan, vllm)
         # What is known without a model: its layers are taken for full attention.
@@ -67,6 +67,9 @@ def _tiers(plan: Plan, kinds: tuple[str, ...], no_tier: str, no_disk: str) -> It
 
 def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     """The line where vLLM makes no KV cache of this model here."""
+    if plan.hides_its_model:
+        text = "only who runs it knows which; vLLM's own default is not what is meant"
+        return unseen("model", text, "paste it with the model's name, or give --model")
     try:
         model = plan.model or vllm.model
         if not model:

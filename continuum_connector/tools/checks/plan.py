@@ -82,6 +82,12 @@ class Plan:
         return "" if self.scheduler_cls == OURS else self.scheduler_cls or ""
 
     @property
+    def hides_its_model(self) -> bool:
+        """Whether only a shell knows the model: vLLM reads its own default then."""
+        is_said = any(self.model in word or word == "--config" for word in self.words)
+        return bool(self.unknown) and not is_said
+
+    @property
     def names_us(self) -> bool:
         """Whether --kv-transfer-config has our connector in it."""
         return _names_us(self.transfer)

@@ -191,6 +191,8 @@ def of_server(command: list[str], model: str, has_disk: bool) -> Kept:
         shown = ", ".join(plan.unknown)[:200]
         text = f"not seen: {shown}; a default was taken, or none was given"
         terminal(stderr=True).print(name(text), soft_wrap=True)
+    if plan.hides_its_model:
+        raise CommandError("the model is among what is not seen; give --model")
     if (kv := seen.kv) is not None:
         if why_not := kv.aside or kv.no_tier:
             raise CommandError(f"{why_not}; no DRAM would be used")
