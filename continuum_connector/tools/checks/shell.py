@@ -23,6 +23,10 @@ _OTHER = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$[@*#?]|\$\{[^}]*\}")
 # what stands for itself, taken at once: a word may have a megabyte
 _PLAIN = re.compile(r"""[^\s;&|()<>\\'"$`^\0]+""")
 _PLAIN_QUOTED = re.compile(r'[^"\\$`\0]+')
+# <your key>, as guides write it: no redirection, which has a space or a file's end behind it
+_PLACE = re.compile(r"<[A-Za-z](?:[\w .-]*\w)?>(?=[\s'\"/:,)]|$)")
+_ANSI = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)  # $'...'
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 _REDIRECTS = re.compile(r"[<>]+&?-?")
 _GAP = re.compile(r"#[^\n]*|\s+")
 _END = ("\n", ";", "&", "|", "(", ")")
@@ -69,7 +73,7 @@ def _split(text: str, script: Script) -> Iterator[list[str]]:
             piece, at = _array(text, at + 1, script)
             word += SPLIT + piece
             continue
-        if char in " \t\r\n;&|()<>":
+        if char in " \t\r\n;&|()<>" and not _PLACE.match(text, at):
             if char in "<>" and word is not None and word.isdecimal():
                 word = None  # 2>file
             if word is not None and not skips:
@@ -132,6 +136,11 @@ def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
         return text[at + 1 : end], end + 1
     if char == '"':
         return _quoted(text, at, script)
+    if match := _PLACE.match(text, at):
+        return _mark(match[0], None), match.end()
+    if match := _ANSI.match(text, at):
+        said = re.sub(r"(?s)\\(.)", lambda one: _ESCAPES.get(one[1], one[1]), match[1])
+        return said, match.end()
     if char in "$`":
         piece, at = _expanded(text, at, script)
         return _BLANK.sub(lambda found: found[1] or SPLIT, piece), at
