@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -35,12 +36,14 @@ _SINGULARITY = ("apptainer", "singularity")
 _TELLS = {"echo", "printf", "grep", "pgrep", "pkill"}  # what they are given, they do not start
 _START = re.compile(r"(?m)^[ \t]*(ExecStart=[-@:+!|]*|command=|CMD[ \t]+|ENTRYPOINT[ \t]+)")
 _WHOLE = re.compile(r"(?ms)^ENTRYPOINT[ \t]+([^\n]*)\n(.*?)^CMD[ \t]+")
-_QUADLET = re.compile(r"(?ms)^Image=(\S+)(.*?)^Exec=")
+_KEYS = re.compile(r"(?m)^(\w+)=((?:.*\\\n)*.*)$")  # of a unit
 # what Make, just, PowerShell and fish assign
-_MAKE = re.compile(r"(?m)^(\w+)[ \t]*[:?]=[ \t]*\"?([^\"\n]*)\"?[ \t]*$")
-_SET = re.compile(r"(?m)^[ \t]*(?:\$(?:env:)?(\w+)[ \t]*=[ \t]*|set (?:-\w+ )*(\w+) )(\S.*)$")
+_MAKE = re.compile(r"(?m)^(?:export[ \t]+)?(\w+)[ \t]*[:?]=[ \t]*\"?([^\"\n#]*?)\"?[ \t]*(?:#.*)?$")
+_SET = re.compile(
+    r"(?m)^[ \t]*(?:\$(?:env:)?(\w+)[ \t]*=[ \t]*|set(?:env)? (?:-\w+ )*(\w+) )(\S.*)$"
+)
 _PERCENT = re.compile(r"%(\w+)%")  # cmd.exe's variables, where it sets some
-_BRACED = re.compile(r"\{\{\s*(\w+)\s*\}\}")  # just's
+_BRACED = re.compile(r"(?<!\$)\{\{\s*(\w+)\s*(?:\|[^{}]*)?\}\}")  # just's and Ansible's
 # a list of words in a Dockerfile or in Python
 _WORDS = re.compile(
     r"""(?s)((?:CMD|ENTRYPOINT)[ \t]+)?\[\s*(["'])"""
@@ -67,6 +70,13 @@ _CLOUDS = re.compile(
 )
 _OPTIONS = re.compile(r"(#.*\n|---.*\n|\s)*(model|[a-z]+([-_][a-z]+)+)\s*:")  # --config FILE
 _LIST = re.compile(r"\s*-\s+['\"]?--?\w")
+# variables that this check is about; where a text sets one, in whatever format
+_OURS = r"(?:CONTINUUM_[A-Z_]+|VLLM_[A-Z0-9_]+|LMCACHE_[A-Z_]+|PYTORCH_(?:CUDA_)?ALLOC_CONF)"
+_SET_SOMEHOW = re.compile(
+    rf"""(?<![\w$.%-])(?<!\$\{{)({_OURS})(?=["']?(?:[ \t]*[:=,\]]|[ \t]+value=|\s*\n[ \t]*value))"""
+)
+_COMMENT = re.compile(r"(?m)(?:^|\s)(?:#|//).*$")
+_USED = re.compile(r"[$%][{(]*\s*(?:env\.)?(\w+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
 _FLAG = re.compile(r"--(no|enable|disable|trust|enforce|async)[-_]")  # it takes no value
 TEMPLATE = "it is a Helm template: paste what `helm template` prints"
@@ -113,25 +123,53 @@ def read(text: str) -> list[Pasted]:
 
 def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
     found = [_settled(each) for each in servers]
+    found = [each for each in found if each.words] or found  # not `docker run -d IMAGE` before it
     if not found:
         shown = " ".join(text.split())[:200]
         raise NoServerError(f"`{shown}` is not `vllm serve`, so it starts no server that we know")
-    return found
+    known = " ".join(name for each in found for name in (*each.environ, *each.unknown))
+    lost = {name for name in _lost(text) if name not in known}
+    return [replace(each, unknown=[*each.unknown, *sorted(lost)]) for each in found]
+
+
+def _lost(text: str) -> set[str]:
+    """Variables of ours that a text sets, but not in a shell, of which we know where they go."""
+    plain = _COMMENT.sub("", text)
+    if not (found := set(_SET_SOMEHOW.findall(plain))):
+        return found
+    with contextlib.suppress(ValueError):
+        found -= shell.read(_as_script(text)).assigned
+    return found - set(_USED.findall(plain))
 
 
 def _as_script(text: str) -> str:
     """A unit, a Dockerfile, a Makefile, a list of words, as the shell commands that they mean."""
-    is_unit = "[Service]" in text or "[Container]" in text
-    made = {name for name, _ in _MAKE.findall(text)}
-    text = _BRACED.sub(lambda found: f"${found[1]}" if found[1] in made else found[0], text)
+    if "[Container]" in text:
+        return _of_quadlet(text)
+    is_unit = "[Service]" in text
     text = _SET.sub(r"\1\2=\3", _MAKE.sub(r'\1="\2"', text))
-    text = _QUADLET.sub(r"\2docker run \1 ", _PERCENT.sub(r"${\1}", text))
+    text = _PERCENT.sub(r"${\1}", text)
     if len(text) < MAX_LISTED:
         text = _WORDS.sub(
             lambda found: re.sub(r"""(["'])\s*,\s*|[\[\]]\s*""", r"\1 ", found[0]), text
         )
     text = _SETS.sub("export ", _START.sub("", _WHOLE.sub(r"\2\1 ", text)))
     return _OTHER_KEYS.sub("", text) if is_unit else text
+
+
+def _of_quadlet(text: str) -> str:
+    """The `podman run` of a [Container], whose keys stand in any order."""
+    keys: dict[str, list[str]] = {}
+    for key, value in _KEYS.findall(text.replace("%h", "~")):
+        keys.setdefault(key, []).append(value)
+    own = [word for each in keys.get("Environment", ()) for word in shlex.split(each)]
+    given = [f"-e {shlex.quote(word)}" for word in own]
+    given += [f"--env-file {each.lstrip('-')}" for each in keys.get("EnvironmentFile", ())]
+    given += [f"-v {each}" for each in keys.get("Volume", ())]
+    if entry := re.findall(r'[^\s",\[\]]+', keys.get("Entrypoint", [""])[-1]):
+        given.append(f"--entrypoint '{' '.join(entry)}'")
+    image, words = (keys.get(key, [""])[-1] for key in ("Image", "Exec"))
+    return f"podman run {' '.join(given)} {image} {words}"
 
 
 def of_words(words: Sequence[str]) -> list[Pasted]:
@@ -142,7 +180,7 @@ def of_words(words: Sequence[str]) -> list[Pasted]:
 
 def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:
     try:
-        script = shell.read(text, environ)
+        script = shell.read(_BRACED.sub(r"${\1}", text), environ)
     except ValueError as why:
         raise NoServerError(f"the command cannot be split into words ({why})") from None
     found = [each for words in script.commands for each in _of_command(words, script)]
@@ -170,13 +208,16 @@ def _of_command(words: list[str], script: shell.Script) -> Iterator[Pasted]:
             yield from _of_docker(rest[index:], environ, script)
             return
     if rest and basename(rest[0]) == "kubectl" and "--" in rest:
-        rest = rest[rest.index("--") + 1 :]
-        yield from _of_container(rest, bool(rest) and rest[0].startswith("-"), environ, script)
+        at = rest.index("--")
+        given, rest = rest[:at], rest[at + 1 :]
+        own = _assigned([word.removeprefix("--env=") for word in given])
+        yield from _of_container(rest, bool(rest) and rest[0].startswith("-"), own, script)
         return
     if rest and basename(rest[0]) in _SINGULARITY and "run" in rest[:3]:
         at = next((i for i, word in enumerate(rest) if re.search(r"\.sif$|://", word)), len(rest))
+        behind = rest[at + 1 :][rest[1] == "instance" :]  # which has a name
         for image in rest[at : at + 1]:
-            yield from _of_image(image, rest[at + 1 :], False, (environ, {}), script)
+            yield from _of_image(image, behind, False, (environ, {}), script)
     elif image := next((image for image in map(_image_of, rest, [*rest[1:], ""]) if image), ""):
         yield from _of_cloud(rest, image, environ, script)
     elif not _TELLS & set(rest[:2]):
@@ -270,8 +311,7 @@ def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) 
             value = rest.pop(0) if rest else ""
         if name in ("-e", "--env"):
             key, has, given = value.partition("=")
-            if has or key in environ:
-                own[key] = given if has else environ[key]
+            own[key] = given if has else shell.expanded(f"${{{key}}}", environ)
         elif name == "--env-file":
             own |= _env_file(value, unknown)
         elif name in ("-v", "--volume"):
@@ -395,9 +435,9 @@ def _walk(node: Any, name: str, around: Mapping[str, str]) -> Iterator[Pasted]:
         return
     meta = node.get("metadata")
     name = str(node.get("name") or (isinstance(meta, dict) and meta.get("name")) or name)
-    if isinstance(engine := node.get("engine_kwargs") or node.get("vllmConfig"), dict):
-        yield Pasted(list(_of_engine(engine, node)), name=name)
     around = {**around, **_environment(node, [])}
+    if isinstance(engine := node.get("engine_kwargs") or node.get("vllmConfig"), dict):
+        yield Pasted(list(_of_engine(engine, node)), dict(around), name=name)
     has_command = any(node.get(key) for key in ("command", "entrypoint", *_ARGS))
     if "modelFormat" not in node and (has_command or any(key in node for key in _IMAGES)):
         found = list(_container(node, name, around))
@@ -452,15 +492,16 @@ def _container(
 def _words(given: Any, script: shell.Script, is_pod: bool) -> list[str]:
     """A list is taken word by word, and what is known is filled in; a text as a shell would."""
     if isinstance(given, str):
-        given = given if is_pod else given.replace("$$", "$")
+        given = _BRACED.sub(r"${\1}", given if is_pod else given.replace("$$", "$"))
         commands = shell.read(given, script.known).commands
         return [word for words in commands for word in words]
     found = []
     for each in given if isinstance(given, list) else ():
         word = str(each) if is_pod else str(each).replace("$$", "$")
         is_script = re.search(r"\s", word)  # for `sh -c`, which reads the same variables itself
-        has_variables = not is_script and ("$(" if is_pod else "${") in word
-        found.append(shell.expanded(word, script.known) if has_variables else word)
+        if not is_script and ("$(" if is_pod else "${") in word:
+            word = shell.expanded(word, script.known)
+        found.append(_BRACED.sub(lambda one: shell.expanded(f"${{{one[1]}}}", script.known), word))
     return found
 
 
@@ -473,13 +514,13 @@ def _environment(node: Mapping[str, Any], unknown: list[str]) -> dict[str, str]:
     if isinstance(given, dict):
         given = [{"name": key, "value": value} for key, value in given.items()]
     for each in given if isinstance(given, list) else ():
-        if isinstance(each, str) and "=" in each:
-            key, _, value = each.partition("=")
-            found[key] = value
-        elif isinstance(each, dict) and "value" in each:
-            value = each["value"]
-            said = str(value).lower() if isinstance(value, bool) else str(value)
-            found[str(each.get("name"))] = "" if value is None else said
+        if isinstance(each, str):
+            key, has, value = each.partition("=")
+            found[key] = value if has else f"${{{key}}}"  # of who starts it
+        elif isinstance(each, dict):
+            key, given = str(each.get("name") or each.get("key")), each.get("value")
+            said = str(given).lower() if isinstance(given, bool) else str(given)
+            found[key] = f"${{{key}}}" if given is None else said
     return {key: shell.expanded(value, {}) for key, value in found.items()}
 
 
@@ -498,7 +539,7 @@ def _settled(pasted: Pasted) -> Pasted:
     environ = {}
     for name, given in pasted.environ.items():
         value, names = shell.filled(given)
-        unknown += names if name.startswith(("CONTINUUM_", "VLLM_")) else []
+        unknown += names if re.fullmatch(_OURS, name) else []
         if value is not None:
             environ[name] = value
     return replace(pasted, words=words, environ=environ, unknown=list(dict.fromkeys(unknown)))

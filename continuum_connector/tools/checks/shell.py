@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 OPEN = "\0"  # begins a mark: what is written there, and its default, if it has one
 SPLIT = "\4"  # stands where a word of several ends, in what a variable or an array holds
@@ -36,10 +37,12 @@ _CONTINUED = ("\\\n", "^\n", "`\n")  # the last two in cmd.exe and in PowerShell
 
 @dataclass
 class Script:
-    """`commands`: each with the words of one. `known`: variables that the text sets."""
+    """`commands`: each with the words of one. `known`: variables that the text sets, for more than
+    one command; `assigned`: names of all that it ever sets."""
 
     commands: list[list[str]] = field(default_factory=list)
     known: dict[str, str] = field(default_factory=dict)
+    assigned: set[str] = field(default_factory=set)
 
 
 def read(text: str, environ: Mapping[str, str] | None = None) -> Script:
@@ -50,12 +53,21 @@ def read(text: str, environ: Mapping[str, str] | None = None) -> Script:
     script = Script(known=dict(environ or {}))
     for words in _split(text.replace("\r\n", "\n"), script):
         script.commands.append(words)
-        for word in words[1:] if words[0] in ("export", "declare", "env", "set") else words:
-            if not (match := ASSIGNMENT.fullmatch(word)):
-                break
-            adds = word[len(match[1])] == "+"
-            script.known[match[1]] = adds * script.known.get(match[1], "") + match[2]
+        _assign(words, script)
     return script
+
+
+def _assign(words: list[str], script: Script) -> None:
+    """What a command leaves for those behind it; what stands before a program is its alone."""
+    rest = words[1:] if words[0] in ("export", "declare", "set") else words
+    found = [*takewhile(bool, map(ASSIGNMENT.fullmatch, rest))]
+    script.assigned.update(match[1] for match in found if match)
+    for match in found if rest is not words or len(found) == len(words) else ():
+        if match:
+            adds = match[0][len(match[1])] == "+"
+            script.known[match[1]] = adds * script.known.get(match[1], "") + match[2]
+    for word in words[1:] if words[0] == "unset" else ():
+        script.known.pop(word, None)
 
 
 def _split(text: str, script: Script) -> Iterator[list[str]]:
