@@ -55,6 +55,26 @@ def test_mooncake(tmp_path: Path) -> None:
     assert all(each["itypes"] == ["text"] for each in found)
 
 
+@pytest.mark.parametrize(
+    ("one", "part"),
+    [
+        (mooncake(0, [1], 10) | {"input_length": True}, "input_length is True"),
+        (mooncake(0, [1], 10) | {"timestamp": False}, "timestamp is False"),
+        (mooncake(0, [1], 10) | {"output_length": "9"}, "output_length is '9'"),
+        (mooncake(0, [1, 2], 10_000_000), "10,000,000, far beyond its 2 hash_ids of 512 tokens"),
+        ({"requests": [{"in": True, "out": 1}]}, "in is True"),
+        ({"requests": [{"in": 9, "out": 1, "t": True}]}, "t is True"),
+    ],
+)
+def test_what_is_no_length_is_refused(tmp_path: Path, one: Request, part: str) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(one))
+    done = run(str(tmp_path / "a.json"), "--out", str(tmp_path / "out"))
+    assert done.exit_code == 1
+    assert part in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_bailian(tmp_path: Path) -> None:
     common = {"type": "text", "input_length": 64, "output_length": 100}
     first = {"chat_id": 5, "parent_chat_id": -1, "timestamp": 1.0, "hash_ids": [1, 2, 3, 4]}

@@ -37,6 +37,14 @@ class Lane:
         return {"trace": self.trace, "lane": self.lane, **numbers, "itypes": kinds, **at}
 
 
+def _numbers(one: dict[str, Any], *keys: str) -> list[Any]:
+    """These fields. Raises ValueError if one is no number, or a bool."""
+    for key in keys:
+        if not is_number(one[key]):
+            raise ValueError(f"{key} is {one[key]!r}, which is no number")
+    return [one[key] for key in keys]
+
+
 # --- equal hash ids are equal text ----------------------------------------------------------------
 Conversation = list[dict[str, Any]]
 
@@ -85,12 +93,15 @@ def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator
         lane = Lane(f"chat{number}")
         for before, one in zip([None, *talk], talk, strict=False):
             think, common = 0.0, 0
+            at, inp, out = _numbers(one, "timestamp", "input_length", "output_length")
+            if inp > 2 * block * (1 + len(one["hash_ids"])):
+                of = f"its {len(one['hash_ids'])} hash_ids of {block} tokens"
+                raise ValueError(f"input_length is {inp:,}, far beyond {of}")
             if before is not None:
-                away_s = (one["timestamp"] - before["timestamp"]) / second
+                away_s = (at - before["timestamp"]) / second
                 think = max(0.0, away_s - before["output_length"] * TOKEN_S)
                 common = _shared(before["hash_ids"], one["hash_ids"]) * block
-            lengths = one["input_length"], one["output_length"]
-            made = lane.turn(*lengths, common, think, one["timestamp"] / second)
+            made = lane.turn(inp, out, common, think, at / second)
             yield made | {"itypes": ["text"]}
 
 
@@ -122,12 +133,14 @@ def _agent(lane: Lane, requests: list[Any], block: int) -> Iterator[Request]:
             name = f"{lane.lane}/{one.get('agent_id') or one.get('id') or index}"
             yield from _agent(Lane(lane.trace, name), one["requests"], block)
             continue
+        times = [key for key in ("t", "think_time", "api_time") if one.get(key) is not None]
+        inp, out, *_ = _numbers(one, "in", "out", *times)
         shared = _shared(before.get("hash_ids") or (), one.get("hash_ids") or ())
         ended = before.get("t", 0.0) + (before.get("api_time") or 0.0)
         think = one.get("think_time")
         if think is None:
             think = max(0.0, one.get("t", ended) - ended) if before else 0.0
-        made = lane.turn(one["in"], one["out"], shared * block, think, one.get("t", 0.0))
+        made = lane.turn(inp, out, shared * block, think, one.get("t", 0.0))
         kinds = one.get("input_types")
         yield made | ({"itypes": kinds} if isinstance(kinds, list) else {})
         before = one
