@@ -78,6 +78,7 @@ _SET_SOMEHOW = re.compile(
 _COMMENT = re.compile(r"(?m)(?:^|\s)(?:#|//).*$")
 _USED = re.compile(r"[$%][{(]*\s*(?:env\.)?(\w+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
+_NAMES_MODEL = re.compile(r"(--(model|config)(=|$)|serve$)")
 _FLAG = re.compile(r"--(no|enable|disable|trust|enforce|async)[-_]")  # it takes no value
 TEMPLATE = "it is a Helm template: paste what `helm template` prints"
 
@@ -123,6 +124,8 @@ def read(text: str) -> list[Pasted]:
 
 def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
     found = [_settled(each) for each in servers]
+    for each in found:
+        _forget_written(each, text)
     found = [each for each in found if each.words] or found  # not `docker run -d IMAGE` before it
     if not found:
         shown = " ".join(text.split())[:200]
@@ -130,6 +133,16 @@ def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
     known = " ".join(name for each in found for name in (*each.environ, *each.unknown))
     lost = {name for name in _lost(text) if name not in known}
     return [replace(each, unknown=[*each.unknown, *sorted(lost)]) for each in found]
+
+
+def _forget_written(pasted: Pasted, text: str) -> None:
+    """Take out --config FILE where the text itself writes the file, which is not there yet."""
+    for index, word in enumerate(pasted.words[:-1]):
+        name = pasted.words[index + 1]
+        if word == "--config" and re.search(rf"(>|\btee)\s*['\"]?{re.escape(name)}(?!\S)", text):
+            del pasted.words[index : index + 2]
+            pasted.unknown.append(f"{name}, which it writes")
+            return
 
 
 def _lost(text: str) -> set[str]:
@@ -333,7 +346,10 @@ def _of_image(
     """A container's server: what its words start, or the image's own if these are options."""
     # Options alone: some image's own entry point takes them.
     takes_them = bool(words) and (words[0].startswith("--") or words[0] == "serve")
-    is_vllm = not has_entry and (bool(_IMAGE.search(image)) or takes_them)
+    is_known = bool(_IMAGE.search(image))
+    is_vllm = not has_entry and (is_known or takes_them)
+    if is_vllm and not is_known and not any(map(_NAMES_MODEL.match, words)):
+        unknown = [*unknown, "the model, which something else may name"]
     for each in _of_container(words, is_vllm, around[0], script):
         mounts = around[1]
         each.unknown = [*unknown, *each.unknown]

@@ -131,6 +131,9 @@ def _options(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     elif vllm.unread:
         cure = "write options in full; or ask `vllm serve` itself"
         yield unseen("options", f"not all are understood here ({vllm.unread[:300]})", cure)
+    if any(word.startswith("--config=") for word in plan.words):
+        text = "vLLM reads the file behind `--config FILE`, but not one behind `--config=`"
+        yield warning("options", text, "write it with a space")
     if plan.options_file and vllm.options is None:
         cure = "give the options that matter on the command line as well"
         yield unseen("options", f"{plan.options_file} is not read here", cure)
