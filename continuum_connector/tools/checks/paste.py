@@ -40,7 +40,7 @@ _KEYS = re.compile(r"(?m)^(\w+)=((?:.*\\\n)*.*)$")  # of a unit
 # what Make, just, PowerShell and fish assign
 _MAKE = re.compile(r"(?m)^(?:export[ \t]+)?(\w+)[ \t]*[:?]=[ \t]*\"?([^\"\n#]*?)\"?[ \t]*(?:#.*)?$")
 _SET = re.compile(
-    r"(?m)^[ \t]*(?:\$(?:env:)?(\w+)[ \t]*=[ \t]*|set(?:env)? (?:-\w+ )*(\w+) )(\S.*)$"
+    r"(?m)^[ \t]*(?:\$(?:env:)?(\w+)[ \t]*=[ \t]*|(?:set|setenv|ENV) (?:-\w+ )*(\w+) )(\S.*)$"
 )
 _PERCENT = re.compile(r"%(\w+)%")  # cmd.exe's variables, where it sets some
 _BRACED = re.compile(r"(?<!\$)\{\{\s*(\w+)\s*(?:\|[^{}]*)?\}\}")  # just's and Ansible's
@@ -70,8 +70,12 @@ _CLOUDS = re.compile(
 )
 _OPTIONS = re.compile(r"(#.*\n|---.*\n|\s)*(model|[a-z]+([-_][a-z]+)+)\s*:")  # --config FILE
 _LIST = re.compile(r"\s*-\s+['\"]?--?\w")
-# variables that this check is about; where a text sets one, in whatever format
-_OURS = r"(?:CONTINUUM_[A-Z_]+|VLLM_[A-Z0-9_]+|LMCACHE_[A-Z_]+|PYTORCH_(?:CUDA_)?ALLOC_CONF)"
+# variables that this check is about, not how a client finds vLLM; where a text sets one, somehow
+_CLIENTS = r"\w*(?:URL|HOST|PORT|ENDPOINT|KEY|MODEL|NAME|IMAGE|VERSION)\b"
+_OURS = (
+    rf"(?:CONTINUUM_[A-Z_]+|VLLM_(?!{_CLIENTS})[A-Z0-9_]+|LMCACHE_[A-Z_]+"
+    r"|PYTORCH_(?:CUDA_)?ALLOC_CONF)\b"
+)
 _SET_SOMEHOW = re.compile(
     rf"""(?<![\w$.%-])(?<!\$\{{)({_OURS})(?=["']?(?:[ \t]*[:=,\]]|[ \t]+value=|\s*\n[ \t]*value))"""
 )
@@ -103,6 +107,7 @@ class Pasted:
 
 def read(text: str) -> list[Pasted]:
     """Every server that the text starts. Raises NoServerError."""
+    text = text.replace(shell.OPEN, "")
     if _TEMPLATE.search(text):
         raise NoServerError(TEMPLATE)
     text = "\n".join(_FENCED.findall(text)) or text

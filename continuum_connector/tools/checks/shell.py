@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 
 OPEN = "\0"  # begins a mark: what is written there, and its default, if it has one
+MAX_SHOWN = 60  # characters of what is written at a mark
 SPLIT = "\4"  # stands where a word of several ends, in what a variable or an array holds
 _MARK = re.compile("\0([^\1]*)\1(\3?)([^\2]*)\2")
 _BLANK = re.compile("(\0[^\2]*\2)|\\s+|^$")  # ends a word, but not within a mark
@@ -59,6 +60,7 @@ def read(text: str, environ: Mapping[str, str] | None = None) -> Script:
 
 def _assign(words: list[str], script: Script) -> None:
     """What a command leaves for those behind it; what stands before a program is its alone."""
+    words = [*dropwhile(("then", "do", "else", "{").__contains__, words)] or [""]
     rest = words[1:] if words[0] in ("export", "declare", "set") else words
     found = [*takewhile(bool, map(ASSIGNMENT.fullmatch, rest))]
     script.assigned.update(match[1] for match in found if match)
@@ -188,13 +190,15 @@ def _expanded(text: str, at: int, script: Script) -> tuple[str, int]:
             return script.known[name], match.end()
         rest = match["rest"] or ""
         default = rest[2:] if rest[:2] in (":-", ":=") else rest[1:] if rest[:1] == "-" else None
-        return _mark(match[0], None if default and "$" in default else default), match.end()
+        is_unknown = default and ("$" in default or OPEN in default)
+        return _mark(match[0], None if is_unknown else default), match.end()
     if match := _OTHER.match(text, at):
-        return _mark(match[0][:60], None), match.end()
+        return _mark(match[0], None), match.end()
     return text[at], at + 1
 
 
 def _mark(written: str, default: str | None) -> str:
+    written = _MARK.sub(r"\1", written)[:MAX_SHOWN]
     return f"{OPEN}{written}\1" + ("" if default is None else f"\3{default}") + "\2"
 
 
