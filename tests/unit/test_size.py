@@ -199,6 +199,14 @@ def test_a_pasted_command_is_asked_about(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "not seen: $PORT" in result.stderr
 
 
+def test_a_model_that_only_a_shell_knows_is_not_reckoned(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered(monkeypatch, tmp_path, **fake.VLLM, kv=fake.KV, options={"model": "a/default"})
+    result = run("--programs", "1", "--", "vllm serve $MODEL --enforce-eager")
+    assert (result.exit_code, "give --model" in result.stderr) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("fields", "words", "part"),
     [
