@@ -1,4 +1,4 @@
-"""Twenty faults, one or two per room, and the test that must see each.
+"""Faults, one or two per room, and the test that must see each.
 
     python -m tests.mutants              put each in, in a copy of the tree, and run its test
     python -m tests.mutants pins dram    those whose name begins so
@@ -132,6 +132,13 @@ MUTANTS = (
         "programs/lineage.py",
         "        if end.of_prompt and not self._follow(end, block_hashes) and not has_grown:\n",
         "        if False:\n",
+        "tests/unit/test_lineage.py",
+    ),
+    Mutant(
+        "lineage: a program has one chain",
+        "programs/lineage.py",
+        "NUM_CHAINS = 4  # of a program\n",
+        "NUM_CHAINS = 1\n",
         "tests/unit/test_lineage.py",
     ),
     Mutant(

@@ -183,6 +183,17 @@ def test_four_contexts_that_one_answer_forks_into_are_known_side_by_side(
     assert [index.match([*prompt, prompt[-1] + b"p", b"q"]) for prompt in prompts] == ["A"] * 4
 
 
+def test_four_contexts_of_one_id_that_share_nothing_are_known_side_by_side(
+    index: LineageIndex,
+) -> None:
+    """A client that says its id with some requests only, as with a title's but not with the turn
+    after it."""
+    prompts = [chain(each * 4200) for each in "uvwx"]
+    for prompt in prompts:
+        index.register("A", [*prompt, prompt[-1] + b"p"], len(prompt))
+    assert [index.match([*prompt, prompt[-1] + b"p", b"q"]) for prompt in prompts] == ["A"] * 4
+
+
 def test_a_forgotten_program_is_not_recognised(index: LineageIndex) -> None:
     index.register("A", chain("Sab", "ooo"), 3)
     index.forget("A")
