@@ -1,10 +1,10 @@
-"""Faults, one or two per room, and the test that must see each.
+"""Faults, some per room, and the test that must see each.
 
     python -m tests.mutants              put each in, in a copy of the tree, and run its test
     python -m tests.mutants pins dram    those whose name begins so
 
 Run it before and after code moves: a fault that no test sees is a net with a hole. Exit status 1 if
-one survives, or if its place is no longer there. Six minutes of a core.
+one survives, or if its place is no longer there. Four minutes of a core.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ _ARGS = ("args", "dockerArgs", "dockerStartCmd")  # of a pod
 _ENVIRON = ("--env-vars", "--set-env-vars", "--update-env-vars", "--environment-variables")
 # The options behind which a list of `az` ends.
 _CLOUDS = re.compile(
-    rf"(-[gn]|--(command|args|cpu|memory|name|image|ingress|target-port|transport|environment"
+    r"(-[gn]|--(command|args|cpu|memory|name|image|ingress|target-port|transport|environment"
     r"|resource-group|location|secrets|registry-\w+|m(in|ax)-replicas|workload-profile-name"
     rf"|system-assigned|user-assigned|revision-suffix|tags))$|{'|'.join(_ENVIRON)}"
 )
