@@ -1,0 +1,169 @@
+"""The lab's results, frozen: what a change of the code moved, to the last digit.
+
+    python -m bench.sim.frozen                      all cells: 20 minutes of a core
+    python -m bench.sim.frozen --cells 'fast/*'     some of them
+    python -m bench.sim.frozen --write              these are the results from now on
+
+The lab is deterministic, so a change that keeps behaviour moves nothing: run it before and after
+code moves. Compared is every total of a run, and when each program was done. Frozen are adaptive,
+fixed_ttl and continuum with the seeds 1 (to develop on) and 101 (to report on), in frozen.json.
+Exit status 1 if something moved, or could not be run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from bench.cli import start
+from bench.common.tables import markdown
+from bench.sim.cells import PATH, load_matrix
+from bench.sim.job import Result
+from bench.sim.matrix import options, ran
+from bench.sim.provenance import versions
+from bench.sim.result import RunRecord
+from continuum_connector.tools.cli.ending import ToldError
+
+FROZEN = PATH.with_name("frozen.json")
+ARMS = "adaptive,fixed_ttl,continuum"
+SEEDS = "1,101"
+WHO = ("vllm", "commit")
+DIGITS = 6  # of mean JCT; the digest has all of them
+
+
+class Run(msgspec.Struct, array_like=True, frozen=True):
+    """One run: mean JCT in seconds, and a digest of all that it came to."""
+
+    jct_s: float
+    digest: str
+
+
+class Frozen(msgspec.Struct, frozen=True):
+    """`runs`: by "cell: arm, seed"."""
+
+    versions: dict[str, str]
+    runs: dict[str, Run]
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """A run that came to something else. `before`: None if it is new."""
+
+    name: str
+    before: Run | None
+    after: Run
+
+    @property
+    def ratio(self) -> float | None:
+        return self.after.jct_s / self.before.jct_s if self.before else None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what is missing, then compare or write; returns the exit code."""
+    parser = options("frozen", __doc__, ARMS)
+    parser.set_defaults(seeds=SEEDS)
+    parser.add_argument("--write", action="store_true", help=f"write {FROZEN.name}")
+    said = parser.parse_args(arguments)
+    these = ran(parser, said, load_matrix())
+    print(these.done, file=sys.stderr)
+    now = taken(these.results)
+    if these.done.exit_code or not now:
+        return these.done.exit_code or 1
+    if said.write:
+        write(now)
+        print(f"Written: {len(now)} runs to {FROZEN.name}.")
+        return 0
+    frozen = read()
+    moved = list(compare(frozen, now))
+    print(told(moved, len(now), frozen.versions))
+    return 1 if moved else 0
+
+
+def read(path: Path = FROZEN) -> Frozen:
+    """What is frozen. ToldError if it is of another vLLM, whose scheduler plays otherwise."""
+    frozen = msgspec.json.decode(path.read_bytes(), type=Frozen)
+    here = versions().get("vllm", "")
+    if frozen.versions["vllm"] != here:
+        raise ToldError(
+            f"{path.name} is of vLLM {frozen.versions['vllm']} and here is {here}, whose scheduler "
+            "may play otherwise, so nothing can be compared; install that one, or --write anew"
+        )
+    return frozen
+
+
+def write(runs: Mapping[str, Run], path: Path = FROZEN) -> None:
+    """Freeze these runs; those that are not among them stay as they are."""
+    known = msgspec.json.decode(path.read_bytes(), type=Frozen).runs if path.exists() else {}
+    here = {name: value for name, value in versions().items() if name in WHO}
+    path.write_bytes(lines_of(Frozen(here, dict(sorted({**known, **runs}.items())))))
+
+
+def lines_of(frozen: Frozen) -> bytes:
+    """As JSON, a run per line, so that a difference shows what moved."""
+    said = msgspec.json.encode(frozen.versions).decode()
+    runs = ",\n".join(
+        f" {msgspec.json.encode(name).decode()}: {msgspec.json.encode(run).decode()}"
+        for name, run in frozen.runs.items()
+    )
+    return f'{{"versions": {said}, "runs": {{\n{runs}\n}}}}\n'.encode()
+
+
+def taken(results: Sequence[Result]) -> dict[str, Run]:
+    """By name, what each run came to."""
+    return {
+        f"{each.job.params['cell']}: {each.job.arm}, {each.job.seed}": run_of(each.record)
+        for each in results
+        if each.record is not None
+    }
+
+
+def run_of(record: RunRecord) -> Run:
+    """What is compared: all but single turns, which the totals show, and how long it took."""
+    whole = msgspec.structs.replace(record, turns=[], wall_s=0.0, extra={}, note="")
+    digest = hashlib.sha256(msgspec.json.encode(whole, order="sorted")).hexdigest()[:12]
+    return Run(float(f"{fmean(record.jct_s.values()):.{DIGITS}g}"), digest)
+
+
+def compare(frozen: Frozen, now: Mapping[str, Run]) -> Iterator[Moved]:
+    """Yield those that came to something else than what is frozen."""
+    for name, after in now.items():
+        before = frozen.runs.get(name)
+        if before is None or before.digest != after.digest:
+            yield Moved(name, before, after)
+
+
+def told(moved: Sequence[Moved], num_runs: int, of: Mapping[str, str]) -> str:
+    """What moved: each run, the largest change first, and by arm the mean of all ratios."""
+    since = f"since commit {of.get('commit', '?')} on vLLM {of['vllm']}"
+    if not moved:
+        return f"{num_runs} runs are equal to the last digit, {since}."
+    far = sorted(moved, key=lambda each: -abs((each.ratio or 2.0) - 1.0))
+    rows = [
+        (
+            each.name,
+            f"{each.before.jct_s:g}" if each.before else "-",
+            f"{each.after.jct_s:g}",
+            f"{each.ratio:.4f}" if each.ratio else "new",
+        )
+        for each in far
+    ]
+    by_arm: dict[str, list[float]] = defaultdict(list)
+    for each in moved:
+        if each.ratio:
+            by_arm[each.name.rsplit(": ")[1].split(",")[0]].append(each.ratio)
+    means = "; ".join(
+        f"{arm} {fmean(ratios):.4f} in {len(ratios)}" for arm, ratios in by_arm.items()
+    )
+    return (
+        f"{len(moved)} of {num_runs} runs moved, {since}. Mean ratio of those: {means or '-'}.\n\n"
+        + markdown(("run", "mean JCT, s", "now", "ratio"), rows)
+    )
+
+
+if __name__ == "__main__":
+    start(lambda: main(sys.argv[1:]), "python -m bench.sim.frozen")
