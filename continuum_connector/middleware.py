@@ -3,12 +3,11 @@
     vllm serve MODEL ... --middleware continuum_connector.middleware.ProgramMiddleware
 
 Optional. vLLM parses a request into its own fields and drops the rest before a connector can
-see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`, `cache_control`,
-`prompt_cache_retention`. On the four generating APIs this adds them as
-`kv_transfer_params.continuum`, which all four pass on (vLLM 0.26-0.33; `vllm_xargs` does not
-survive /v1/messages before 0.29). What the client put there itself is never changed. A request
-that would fail on its way to vLLM's engine, and be answered with 500, is answered with 400 and a
-sentence. The middleware has no state: any number of API servers may run it.
+see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`. On the four generating
+APIs this adds them as `kv_transfer_params.continuum`, which all four pass on (vLLM 0.26-0.33;
+`vllm_xargs` does not survive /v1/messages before 0.29). What the client put there itself is never
+changed. A request that would fail on its way to vLLM's engine, and be answered with 500, is
+answered with 400 and a sentence. The middleware has no state: any number of API servers may run it.
 
 All of it runs on the event loop. A thread would not help, because a parser keeps the interpreter
 to itself. So its cost has bounds, in bytes and in objects built; what is above them passes as it
@@ -28,7 +27,7 @@ import msgspec
 from continuum_connector.named import own_headers
 from continuum_connector.observe.metric_table import UNREAD_BODIES
 from continuum_connector.programs.divergence import digests
-from continuum_connector.programs.vendors import Fields, read_carried, read_keep_s
+from continuum_connector.programs.vendors import Fields, read_carried
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -43,10 +42,9 @@ PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", M
 # vLLM's own parser takes. Python objects are built from parts of it; vLLM builds them from all:
 MAX_BODY_BYTES = 2**23  # longer bodies pass unread
 MAX_FIELD_BYTES, MAX_FIELD_COST = 2**18, 2**16  # of a field that we read, larger ones do not count
-MAX_MARKED_BYTES = 2**22  # of a body in which we look for cache marks: a million tokens of text
 MAX_PARTS_BYTES = 2**19  # of a body that is walked again, to tell where prompts differ
 MAX_ODD_BYTES = 2**20  # of a body that is no strict JSON
-MAX_BODY_COST = 2**18  # of the last two: 3 MiB of C++ code, 7 of Python
+MAX_BODY_COST = 2**18  # of that one: 3 MiB of C++ code, 7 of Python
 CONTAINER_COST = 8  # building an object or a list costs as much as so many other values
 
 
@@ -179,28 +177,15 @@ class _Body(msgspec.Struct):
     this_func_call: msgspec.Raw = _NOTHING
     session_id: msgspec.Raw = _NOTHING
     prompt_cache_key: msgspec.Raw = _NOTHING
-    prompt_cache_retention: msgspec.Raw = _NOTHING
     metadata: msgspec.Raw = _NOTHING
     client_metadata: msgspec.Raw = _NOTHING
     vllm_xargs: msgspec.Raw = _NOTHING
     kv_transfer_params: msgspec.Raw = _NOTHING
 
 
-class _Marked(msgspec.Struct):
-    """Where Anthropic's cache marks may be; the longest part of a body, so read only if needed."""
-
-    cache_control: Any = None
-    system: Any = None
-    messages: Any = None
-    tools: Any = None
-
-
-MARK = b'"cache_control"'  # a quote inside a text is escaped, so this is a member's name or value
-
 _decoder = msgspec.json.Decoder(_Body)
 # Python reads a number that is hard to round in 0.6 us, msgspec in 18
 _field_decoder = msgspec.json.Decoder(float_hook=float)
-_marked_decoder = msgspec.json.Decoder(_Marked, float_hook=float)
 
 
 def rewrite(
@@ -230,9 +215,6 @@ def rewrite(
         return None  # not read, or the client's own mistake: vLLM answers it
     _refuse_params(params, fields["vllm_xargs"])
     added = read_carried(fields, params, said, headers, path == MESSAGES_PATH, own)
-    keep_s = _keep_s(body, fields["prompt_cache_retention"], skip)
-    if keep_s is not None and "keep_s" not in said:
-        added["keep_s"] = keep_s
     if not added:
         return None
     if "program" in added and not _costs_more(body, MAX_PARTS_BYTES, MAX_FIELD_COST):
@@ -298,19 +280,6 @@ def _append_member(body: bytes, params: Fields) -> bytes:
     head = body.rstrip()[:-1].rstrip()
     comma = b"" if head.endswith(b"{") else b","
     return b"".join((head, comma, b'"kv_transfer_params":', json.dumps(params).encode(), b"}"))
-
-
-def _keep_s(body: bytes, retention: Any, skip: Note) -> float | None:
-    if MARK not in body:
-        return read_keep_s(retention)
-    if _costs_more(body, MAX_MARKED_BYTES, MAX_BODY_COST):
-        skip("cache_control")
-        return read_keep_s(retention)
-    try:
-        found = _marked_decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, ValueError):
-        return None
-    return read_keep_s(retention, found.cache_control, found.system, found.messages, found.tools)
 
 
 def _headers(scope: Scope) -> dict[str, str]:

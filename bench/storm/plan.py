@@ -140,8 +140,6 @@ def _hints(rng: random.Random) -> Fields:
     hints: Fields = {}
     if rng.random() < 0.1:
         hints["ttl_s"] = rng.choice((0, 0.5, 3, 60, 10_000))
-    if rng.random() < 0.05:
-        hints["keep_s"] = rng.choice((1, 30))
     if rng.random() < 0.2:
         hints["tools"] = rng.choice((["bash"], ["read_file", "grep"], "search"))
     return hints

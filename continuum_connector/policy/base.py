@@ -30,24 +30,17 @@ class Pin(Struct, frozen=True):
     `value` ranks pins under pressure, lowest first; policies that cannot price a pin leave it 0 and
     the program that arrived last gives way first (Continuum, section 5.2). `asked_from_s`: from
     then on the pin exists only because its client asked for it, so it gives way before every other
-    and does not change anybody's place in the queue. `is_wish`: its copy in DRAM exists only for
-    that reason, too.
+    and does not change anybody's place in the queue.
     """
 
     ttl_s: float
     then: After = After.DROP
     value: float = 0.0
     asked_from_s: float = math.inf
-    is_wish: bool = False
 
 
 class Offload(Struct, frozen=True):
-    """Store the turn's blocks to DRAM, then free them.
-
-    `is_wish`: only because its client asked for it, so the blocks leave DRAM before all others.
-    """
-
-    is_wish: bool = False
+    """Store the turn's blocks to DRAM, then free them."""
 
 
 class Free(Struct, frozen=True):
@@ -74,14 +67,13 @@ class HintOutcome(enum.Enum):
 
 class Receipt(Struct, frozen=True):
     """The answer to one hint. `until_s`: for how many seconds after the turn's end a wish is
-    granted. `value`: how any other hint was understood. `action`: the id of the KvHints action."""
+    granted. `value`: how any other hint was understood."""
 
     hint: str
     outcome: HintOutcome
     why: str = ""
     until_s: float | None = None
     value: Any = None
-    action: str = ""
 
 
 class Choice(Struct, frozen=True):

@@ -2,8 +2,7 @@
 
 The policy first decides without the client's wishes, and the turn gets that in any case. What a
 wish adds has other terms (docs/hints.md): a longer pin gives way before every other, moves
-nobody's place in the queue, and counts against a budget; a copy in DRAM is made only while there
-is room, and leaves before all others. So a wish never harms another client.
+nobody's place in the queue, and counts against a budget. So a wish never harms another client.
 """
 
 from __future__ import annotations
@@ -25,15 +24,12 @@ from continuum_connector.policy.base import (
     Receipt,
     RetentionPolicy,
     Snapshot,
-    must_free,
     stores,
 )
-from continuum_connector.policy.baselines import Stock
 from continuum_connector.programs.program import Hints
 
 NOT_READ = "not understood, so it has no effect"
 NOT_CONTINUED = "the prompt does not continue the program's last turn"
-NO_ROOM = "DRAM has no room for it now"
 NO_HINTS = Hints()
 MAX_FRACTION = 0.2
 
@@ -69,11 +65,8 @@ class Hinted:
         if hints.ttl_s is not None:
             choice, receipt = self._pin(turn, hints.ttl_s, choice, snapshot)
             receipts.append(receipt)
-        if hints.keep_s is not None:
-            choice, receipt = self._keep(turn, hints.keep_s, choice, snapshot)
-            receipts.append(receipt)
         receipts += [Receipt(name, HintOutcome.REFUSED, NOT_READ) for name in hints.unread]
-        return replace(choice, receipts=_by_action(receipts, hints))
+        return replace(choice, receipts=tuple(receipts))
 
     # --- ttl_s ------------------------------------------------------------------------
     def _pin(
@@ -105,51 +98,14 @@ class Hinted:
             f"({self._max_fraction:.0%} of VRAM), {turn.num_blocks} more do not fit"
         )
 
-    # --- keep_s -----------------------------------------------------------------------
-    def _keep(
-        self, turn: FinishedTurn, wish_s: float, choice: Choice, snapshot: Snapshot
-    ) -> tuple[Choice, Receipt]:
-        """Store instead of drop, if there is a tier with room. A pin counts as kept, too."""
-        decision, why, stays_s = choice.decision, "", 0.0
-        if not stores(decision):
-            why = self._why_not_store(turn, choice, snapshot)
-            if not why and isinstance(decision, Pin):
-                decision = replace(decision, then=After.STORE, is_wish=True)
-            elif not why:
-                decision = Offload(is_wish=True)
-                choice = replace(choice, reason=f"client asked to keep it for {wish_s:g} s")
-        if stores(decision):
-            why = NO_ROOM
-            if snapshot.takes_store:
-                stays_s = snapshot.residence_s
-                why = f"what is stored now stays in DRAM for about {stays_s:.3g} s"
-        got_s = max(stays_s, _pinned_s(decision))
-        return replace(choice, decision=decision), _granted("keep_s", wish_s, got_s, why)
-
-    def _why_not_store(self, turn: FinishedTurn, choice: Choice, snapshot: Snapshot) -> str:
-        is_over = must_free(turn) is not None or turn.hints.compaction
-        if is_over or isinstance(self.policy, Stock):
-            return choice.why
-        if not snapshot.has_tier:
-            return "no DRAM tier to keep it in"
-        if not snapshot.takes_store:
-            return NO_ROOM
-        if snapshot.residence_s < math.inf:
-            return "DRAM is full of what others left"
-        if turn.load_s >= snapshot.num_delayed * turn.prefill_s > 0.0:
-            return "to compute it again is faster than to load it"
-        return ""
-
 
 def without_pin(choice: Choice, why: str) -> Choice:
     """Return the choice if its pin cannot be made: what the pin would have left at its end."""
     pin = choice.decision
     assert isinstance(pin, Pin)
-    if pin.then is After.STORE:
-        receipts = _refuse(choice.receipts, "ttl_s", why)
-        return replace(choice, decision=Offload(pin.is_wish), reason=why, receipts=receipts)
-    receipts = _refuse(_refuse(choice.receipts, "ttl_s", why), "keep_s", why)
-    return replace(choice, decision=Free(), reason=why, receipts=receipts)
+    decision = Offload() if pin.then is After.STORE else Free()
+    receipts = _refuse(choice.receipts, "ttl_s", why)
+    return replace(choice, decision=decision, reason=why, receipts=receipts)
 
 
 def without_end(choice: Choice) -> Choice:
@@ -181,18 +137,9 @@ def _granted(hint: str, wish_s: float, got_s: float, why: str) -> Receipt:
     return Receipt(hint, outcome, why, until_s=got_s)
 
 
-def _by_action(receipts: list[Receipt], hints: Hints) -> tuple[Receipt, ...]:
-    """Answer each KvHints action by its id, too; the hint that it became is answered above."""
-    by_hint = {receipt.hint: receipt for receipt in receipts}
-    unknown = Receipt("", HintOutcome.REFUSED, NOT_READ)
-    answers = [replace(by_hint.get(hint, unknown), action=name) for name, hint in hints.actions]
-    return (*receipts, *answers)
-
-
 def _refuse(receipts: tuple[Receipt, ...], hint: str, why: str) -> tuple[Receipt, ...]:
     return tuple(
-        Receipt(hint, HintOutcome.REFUSED, why, action=each.action) if each.hint == hint else each
-        for each in receipts
+        Receipt(hint, HintOutcome.REFUSED, why) if each.hint == hint else each for each in receipts
     )
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from msgspec import Struct
 
 from continuum_connector.programs.divergence import DIGITS, MAX_PARTS
-from continuum_connector.programs.kv_hints import NO_ACTIONS, Actions, read_actions
 from continuum_connector.programs.program import (
     Hints,
     Identity,
@@ -58,7 +57,6 @@ class _Statement(Struct, frozen=True):
     ttl_s: float | None = None
     tools: tuple[str, ...] = ()
     compaction: bool | None = None
-    keep_s: float | None = None
     unread: tuple[str, ...] = ()
     parts: str = ""
 
@@ -67,7 +65,6 @@ def identify(
     kv_transfer_params: Mapping[str, Any] | None,
     extra_args: Mapping[str, Any] | None,
     session_id: str | None,
-    actions: Actions = NO_ACTIONS,
     salt: str | None = None,
 ) -> Identity | None:
     """Return the program the request names, or None if it names none.
@@ -75,14 +72,14 @@ def identify(
     The program comes from the strongest place that names one
     (docs/identity.md); each hint from the strongest place that gives it. Never raises.
     """
-    statements = _statements(kv_transfer_params, extra_args, session_id, actions)
+    statements = _statements(kv_transfer_params, extra_args, session_id)
     names = [(each, each.program) for each in statements if each.program is not None]
     if not names or len(salt or "") > MAX_ID_CHARS:
         return None
     named, name = names[0]
     key = program_key(named.namespace + name, salt)
     parent = _parent(statements, named, salt)
-    hints = _merge(statements, actions, None if parent == key else parent)
+    hints = _merge(statements, None if parent == key else parent)
     return Identity(key, named.source, hints, named.parts)
 
 
@@ -92,20 +89,17 @@ def identify_request(request: Any) -> tuple[Identity | None, Hints]:
     extra = params.extra_args if params is not None else None
     sent = request.kv_transfer_params
     session = getattr(request, "session_id", None)  # vLLM >= 0.28
-    actions = read_actions(getattr(request, "kv_hints", None))  # vLLM >= 0.32
-    identity = identify(sent, extra, session, actions, request.cache_salt)
+    identity = identify(sent, extra, session, request.cache_salt)
     if identity is not None:
         return identity, identity.hints
-    return None, read_hints(sent, extra, actions)
+    return None, read_hints(sent, extra)
 
 
 def read_hints(
-    kv_transfer_params: Mapping[str, Any] | None,
-    extra_args: Mapping[str, Any] | None,
-    actions: Actions = NO_ACTIONS,
+    kv_transfer_params: Mapping[str, Any] | None, extra_args: Mapping[str, Any] | None
 ) -> Hints:
     """Return the hints of a request that names no program, such as a lone `is_last_step`."""
-    return _merge(_statements(kv_transfer_params, extra_args, None, actions), actions, None)
+    return _merge(_statements(kv_transfer_params, extra_args, None), None)
 
 
 def as_id(value: object) -> str | None:
@@ -135,7 +129,6 @@ def _statements(
     kv_transfer_params: Mapping[str, Any] | None,
     extra_args: Mapping[str, Any] | None,
     session_id: str | None,
-    actions: Actions,
 ) -> list[_Statement]:
     """Every place that says something, strongest first; equal ranks keep the order given here."""
     params, xargs = _mapping(kv_transfer_params), _mapping(extra_args)
@@ -144,8 +137,6 @@ def _statements(
         statements.append(_continuum(fields))
     if fields := _mapping(params.get("agent_hint")):
         statements.append(_agent_hint(fields))
-    if actions.said:
-        statements.append(_kv_hints(actions))
     if xargs:
         statements.append(_client(xargs))
     sessions = xargs.get("session_id"), session_id
@@ -168,11 +159,10 @@ def _continuum(fields: Mapping[str, Any]) -> _Statement:
         "parent": as_id(fields.get("parent")),
         "final": as_flag(fields.get("final")),
         "ttl_s": as_seconds(fields.get("ttl_s")),
-        "keep_s": as_seconds(fields.get("keep_s")),
         "tools": as_tools(fields.get("tools")),
         "compaction": as_flag(fields.get("compaction")),
     }
-    unread = _unread(fields, hints)
+    unread = _unread(fields, {**hints, "keep_s": None})  # a hint that there once was
     program, parts = as_id(fields.get("program")), fields.get("parts")
     parts = parts if isinstance(parts, str) and len(parts) <= MAX_PARTS * DIGITS else ""
     return _Statement(
@@ -220,16 +210,6 @@ def read_agent_hint(fields: Mapping[str, Any]) -> tuple[str | None, str | None, 
     return program, parent, (None if resumes is None else not resumes) if final is None else final
 
 
-def _kv_hints(actions: Actions) -> _Statement:
-    """vLLM's KvHints: no action of it names a program."""
-    return _Statement(
-        IdentitySource.CONTINUUM,
-        "",
-        ttl_s=as_seconds(actions.said.get("ttl_s")),
-        keep_s=as_seconds(actions.said.get("keep_s")),
-    )
-
-
 def _client(xargs: Mapping[str, Any]) -> _Statement:
     """`vllm_xargs` as clients of the original Continuum (and ThunderAgent) send them."""
     return _Statement(
@@ -254,7 +234,7 @@ def _parent(statements: list[_Statement], named: _Statement, salt: str | None) -
     return program_key(named.namespace + found[0], salt) if found else None
 
 
-def _merge(statements: list[_Statement], actions: Actions, parent: str | None) -> Hints:
+def _merge(statements: list[_Statement], parent: str | None) -> Hints:
     """The hints of all statements, each from the strongest that gives it."""
     said = statements[0] if len(statements) == 1 else _together(statements)
     return Hints(
@@ -263,9 +243,7 @@ def _merge(statements: list[_Statement], actions: Actions, parent: str | None) -
         tools=said.tools,
         parent=parent,
         compaction=bool(said.compaction),
-        keep_s=said.keep_s,
         unread=said.unread,
-        actions=actions.became,
     )
 
 
@@ -278,7 +256,6 @@ def _together(statements: list[_Statement]) -> _Statement:
         ttl_s=next((each.ttl_s for each in statements if each.ttl_s is not None), None),
         tools=next((each.tools for each in statements if each.tools), ()),
         compaction=any(each.compaction for each in statements),
-        keep_s=next((each.keep_s for each in statements if each.keep_s is not None), None),
         unread=tuple(name for each in statements for name in each.unread),
     )
 

@@ -54,13 +54,10 @@ class Hints(Struct, frozen=True):
     """What the client declared about this turn; None means it did not say.
 
     `final`: this is the program's last turn. `ttl_s`: how long the client expects the tool call to
-    take, in seconds. `keep_s`: for how long it would like to find this turn's KV somewhere, even if
-    only in DRAM. `tools`: names of the tools that it will run next. `parent`: the program that
+    take, in seconds. `tools`: names of the tools that it will run next. `parent`: the program that
     started this one. `compaction`: this turn condenses the program's history, so what comes next
-    extends an old prefix and not this turn.
-
-    `unread`: names of the hints that were given but could not be read. `actions`: the id of each of
-    vLLM's KvHints actions with the hint that it became, "" if none.
+    extends an old prefix and not this turn. `unread`: names of the hints that were given but could
+    not be read.
     """
 
     final: bool | None = None
@@ -68,9 +65,7 @@ class Hints(Struct, frozen=True):
     tools: tuple[str, ...] = ()
     parent: str | None = None
     compaction: bool = False
-    keep_s: float | None = None
     unread: tuple[str, ...] = ()
-    actions: tuple[tuple[str, str], ...] = ()
 
 
 class Identity(Struct, frozen=True):

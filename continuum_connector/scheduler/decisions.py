@@ -15,7 +15,6 @@ from continuum_connector.policy.base import (
     Choice,
     Decision,
     FinishedTurn,
-    Free,
     Offload,
     Pin,
     Snapshot,
@@ -61,17 +60,21 @@ class Decisions:
         snapshot = self._snapshots.take(now)
         finished, choice = self._decider.decide(turn, request, blocks, end, snapshot)
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
-        if stores(choice.decision) and not self._store(choice.decision, turn, request, blocks, now):
+        key = turn.program.key
+        if stores(choice.decision) and not self._tier.store(key, blocks, now, request):
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
-        num_lent = self._tier.loans.take_back(turn.program.key, request.request_id)
+        num_lent = self._tier.loans.take_back(key, request.request_id)
         if num_lent and not (stores(choice.decision) or finished.is_last):
-            self._put_back(turn, request, blocks.only(range(min(num_lent, len(blocks)))), now)
+            # Some of what the turn before left has gone, as this one was to store it anew; but its
+            # client went away, and may ask again, or it is not worth a store of its own.
+            lent = blocks.only(range(min(num_lent, len(blocks))))
+            self._tier.store(key, lent, now, request)
         self._records.decided(turn, finished, snapshot, choice, now)
         self._hold(choice.decision, turn, request, blocks, now)
         if finished.is_last and not turn.is_stray:
             self._retention.supersede(request, turn.program, PinEnd.PROGRAM_DONE, now)
-            self._tier.demote(turn.program.key, blocks, request)
+            self._tier.demote(key, blocks, request)
         return choice
 
     def _fitting(self, choice: Choice, finished: FinishedTurn) -> Choice:
@@ -79,21 +82,6 @@ class Decisions:
             # Such a pin would push out every other pin before it gave way itself.
             return without_pin(choice, "larger than max_pinned_fraction of VRAM")
         return choice
-
-    def _store(
-        self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
-    ) -> bool:
-        key = turn.program.key
-        taken = self._tier.store(key, blocks, now, request)
-        if not isinstance(decision, Free) and decision.is_wish:
-            # A wish takes only room that no other chain needs.
-            self._tier.demote(key, blocks, request)
-        return taken
-
-    def _put_back(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
-        """Some of what the turn before left has gone, as this one was to store it anew; but its
-        client went away, and may ask again, or it is not worth a store of its own."""
-        self._tier.store(turn.program.key, blocks, now, request)
 
     def _hold(
         self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float

@@ -88,8 +88,7 @@ class Records:
         self.account.count("decisions", label=name_of(decision))
         self.account.count("endings", label=finished.asked.ending.value)
         for receipt in choice.receipts:
-            if not receipt.action:  # the hint that an action became has its own receipt
-                self.account.count("hints", label=receipt.outcome.value)
+            self.account.count("hints", label=receipt.outcome.value)
         if self.trace.enabled:
             ttl_s, then = None, None
             if isinstance(decision, Pin):
@@ -200,7 +199,6 @@ def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
             "why": receipt.why or None,
             "until_s": receipt.until_s,
             "value": receipt.value,
-            "action_id": receipt.action or None,
         }
         told.append({name: value for name, value in fields.items() if value is not None})
     return told

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from continuum_connector.policy.base import After, Pin
+from continuum_connector.policy.base import Pin
 from continuum_connector.programs.kept import TO_ITS_END, UNKNOWN
 from continuum_connector.programs.program import MAX_LEFT, Program
 from continuum_connector.scheduler.holds import HoldTable
@@ -71,7 +71,7 @@ class Retention:
             blocks=blocks,
             started=now,
             deadline=now + min(decision.ttl_s, self._max_ttl_s),
-            then=After.DROP if decision.is_wish else decision.then,  # a wish is stored only once
+            then=decision.then,
             rank=(decision.value, -program.arrival),
             kept=program.kept,
             asked_from=now + decision.asked_from_s,

@@ -55,7 +55,7 @@ v1.request:Request | all | scheduler/, programs/, vllm/compat.py | arguments of 
   lora_request priority
   is_finished skip_reading_prefix_cache num_preemptions
 v1.request:Request | nothing | programs/identify.py, vllm/kv_events.py | arguments of hooks
-  session_id kv_hints
+  session_id
 v1.request:Request | nothing | vllm/hooks.py | none yet: "this session ended in order"
   resumable
 v1.request:Request | all | vllm/allocation.py | has_pending_block_frees (0.30), a step late

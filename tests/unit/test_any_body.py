@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from continuum_connector.middleware import MESSAGES_PATH, PATHS, ProgramMiddleware, _Body
 
-ADDED = {"program", "source", "parent", "final", "tools", "compaction", "keep_s"}
+ADDED = {"program", "source", "parent", "final", "tools", "compaction"}
 
 
 class RefusedError(Exception):

@@ -22,7 +22,7 @@ from continuum_connector.policy.base import (
     Snapshot,
 )
 from continuum_connector.policy.baselines import FixedTtl, Stock
-from continuum_connector.policy.hinted import NO_ROOM, NOT_READ, Hinted, without_end, without_pin
+from continuum_connector.policy.hinted import Hinted, without_end, without_pin
 from continuum_connector.programs.program import Hints
 
 OK, LESS, NO = HintOutcome.ACCEPTED, HintOutcome.CLIPPED, HintOutcome.REFUSED
@@ -71,23 +71,14 @@ CASES: list[tuple[str, FinishedTurn, RetentionPolicy, Snapshot, Any, list[tuple[
      Free(), [("ttl_s", NO, 0.0)]),
     ("shorter needs no budget", finished(900, ttl_s=1.0), FIXED, world(num_hinted_blocks=100),
      Pin(1.0), [("ttl_s", OK, 1.0)]),
-    ("stock", finished(ttl_s=5.0, keep_s=9.0), Stock(), world(True), Free(),
-     [("ttl_s", NO, 0.0), ("keep_s", NO, 0.0)]),
-    ("last turn", finished(final=True, ttl_s=5.0, keep_s=5.0), FIXED, world(True), Free(),
-     [("final", OK, True), ("ttl_s", NO, 0.0), ("keep_s", NO, 0.0)]),
+    ("stock", finished(ttl_s=5.0), Stock(), world(True), Free(), [("ttl_s", NO, 0.0)]),
+    ("last turn", finished(final=True, ttl_s=5.0), FIXED, world(True), Free(),
+     [("final", OK, True), ("ttl_s", NO, 0.0)]),
     ("client gone", finished(aborted=True, ttl_s=5.0), FIXED, world(), Free(),
      [("ttl_s", NO, 0.0)]),
     ("facts", finished(final=False, tools=("a",), parent="q", compaction=True), FIXED, world(),
      Pin(2.0), [("final", OK, False), ("tools", OK, ["a"]), ("parent", OK, "q"),
                 ("compaction", OK, True)]),
-    ("keep, pinned and stored", finished(keep_s=300.0), FIXED, world(True), Pin(2.0, STORE),
-     [("keep_s", OK, 300.0)]),
-    ("keep, DRAM turns over", finished(keep_s=300.0), FIXED, world(True, residence_s=40.0),
-     Pin(2.0, STORE), [("keep_s", LESS, 40.0)]),
-    ("keep, no tier", finished(keep_s=300.0), FIXED, world(), Pin(2.0), [("keep_s", LESS, 2.0)]),
-    ("keep, pin is enough", finished(keep_s=1.0), FIXED, world(), Pin(2.0), [("keep_s", OK, 1.0)]),
-    ("keep and come back", finished(keep_s=9.0, ttl_s=5.0), FIXED, world(True),
-     Pin(5.0, STORE, asked_from_s=2.0), [("ttl_s", OK, 5.0), ("keep_s", OK, 9.0)]),
     ("unread", finished(unread=("ttl_s", "kv_priority")), FIXED, world(), Pin(2.0),
      [("ttl_s", NO, None), ("kv_priority", NO, None)]),
 ]  # fmt: skip
@@ -111,48 +102,12 @@ class Drops(FixedTtl):
         return super().decide(turn, replace(snapshot, has_tier=False))
 
 
-@pytest.mark.parametrize(
-    ("policy", "decision"),
-    [(Drops(0.0, 60.0), Offload(is_wish=True)), (Drops(2.0, 60.0), Pin(2.0, STORE, is_wish=True))],
-)
-def test_a_wish_to_keep_stores_what_the_policy_would_drop(policy: Any, decision: Any) -> None:
-    assert answered(finished(keep_s=9.0), policy, world(True)) == (decision, [("keep_s", OK, 9.0)])
-
-
-def test_a_wish_to_keep_pushes_nobody_out_and_stores_nothing_that_is_slower_to_load() -> None:
-    full, slow = world(True, residence_s=40.0), replace(finished(keep_s=9.0), prefill_s=1.0)
-    policy = Drops(0.0, 60.0)
-    assert answered(finished(keep_s=9.0), policy, full) == (Free(), [("keep_s", NO, 0.0)])
-    assert answered(slow, policy, world(True)) == (Free(), [("keep_s", NO, 0.0)])
-
-
-@pytest.mark.parametrize("policy", [Drops(0.0, 60.0), FixedTtl(0.0, 60.0)], ids=["drops", "stores"])
-def test_a_wish_to_keep_what_dram_has_refused_is_not_granted(policy: Any) -> None:
-    refused = world(True, takes_store=False)
-    receipts = Hinted(policy, MAX_TTL_S, 0.1).decide(finished(keep_s=9.0), refused).receipts
-    assert receipts == (Receipt("keep_s", NO, NO_ROOM, 0.0),)
-
-
-def test_every_action_of_an_envelope_is_answered_by_its_id() -> None:
-    hints = {"ttl_s": 500.0, "actions": (("x", "ttl_s"), ("y", ""))}
-    receipts = Hinted(FIXED, MAX_TTL_S, 0.1).decide(finished(**hints), world()).receipts
-    why = "no pin lives longer than max_ttl_s = 60"
-    assert receipts == (
-        Receipt("ttl_s", LESS, why, 60.0),
-        Receipt("ttl_s", LESS, why, 60.0, action="x"),
-        Receipt("", NO, NOT_READ, action="y"),
-    )
-
-
 def test_what_happens_to_the_pin_afterwards_is_told() -> None:
     hinted = Hinted(FIXED, MAX_TTL_S, 0.1)
     for has_tier, decision in ((True, Offload()), (False, Free())):
-        choice = hinted.decide(finished(ttl_s=5.0, keep_s=3.0), world(has_tier))
-        choice = without_pin(choice, "too large")
+        choice = without_pin(hinted.decide(finished(ttl_s=5.0), world(has_tier)), "too large")
         assert choice.decision == decision
-        ttl, keep = choice.receipts
-        assert ttl == Receipt("ttl_s", NO, "too large")
-        assert keep.outcome is (OK if has_tier else NO)
+        assert choice.receipts == (Receipt("ttl_s", NO, "too large"),)
     (final,) = without_end(hinted.decide(finished(final=True), world())).receipts
     assert final.outcome is NO
 
@@ -161,7 +116,6 @@ HINTS = st.builds(
     Hints,
     final=st.sampled_from([None, False, True]),
     ttl_s=st.none() | st.floats(0, 86_400),
-    keep_s=st.none() | st.floats(0, 86_400),
     compaction=st.booleans(),
 )
 WORLDS = st.builds(
@@ -180,7 +134,7 @@ def test_a_hint_adds_only_what_gives_way_to_everybody(
     """Against the same turn without wishes: no pin that counts lasts longer or is worth more, no
     copy in DRAM that counts is added, and what is added fits its budget."""
     turn = FinishedTurn("p", 1, 160, num_blocks, hints)
-    plain = replace(turn, hints=replace(hints, ttl_s=None, keep_s=None))
+    plain = replace(turn, hints=replace(hints, ttl_s=None))
     got = Hinted(policy, MAX_TTL_S, 0.1).decide(turn, at).decision
     own = policy.decide(plain, at).decision
     own_s = own.ttl_s if isinstance(own, Pin) else 0.0
@@ -192,5 +146,5 @@ def test_a_hint_adds_only_what_gives_way_to_everybody(
         if isinstance(own, Pin):
             assert got.value <= own.value
     stores = isinstance(got, Offload) or (isinstance(got, Pin) and got.then is STORE)
-    if stores and not got.is_wish:
+    if stores:
         assert isinstance(own, Offload) or (isinstance(own, Pin) and own.then is STORE)

@@ -25,7 +25,6 @@ from continuum_connector.middleware import (
     MAX_BODY_COST,
     MAX_FIELD_BYTES,
     MAX_FIELD_COST,
-    MAX_MARKED_BYTES,
     MAX_ODD_BYTES,
     MAX_PARTS_BYTES,
     PATHS,
@@ -186,7 +185,7 @@ RECORDED: list[tuple[str, str, dict[str, str], dict[str, Any], Identity | None]]
      Identity(f"opencode:{S}", VENDOR, Hints(parent=f"opencode:{P}"))),
     ("OpenHands", CHAT, {"x-litellm-session-id": S},
      {"prompt_cache_key": S, "prompt_cache_retention": "24h"},
-     Identity(f"litellm:{S}", VENDOR, Hints(keep_s=86_400.0))),
+     Identity(f"litellm:{S}", VENDOR)),
     ("OpenHands, body only", CHAT, {}, {"prompt_cache_key": S}, Identity(f"cache-key:{S}", VENDOR)),
     ("mini-swe-agent", CHAT, {"user-agent": "OpenAI/Python"}, {"temperature": 0.0}, None),
     ("Harbor", CHAT, {"X-Session-ID": S}, {}, Identity(f"session:{S}", SESSION)),
@@ -440,9 +439,8 @@ def test_a_continuum_of_null_says_nothing() -> None:
 
 
 MANY = b"[" + b"{}," * 1_500_000 + b"{}]"  # 4.5 MB, of which Python would make 100
-EPHEMERAL = b'"cache_control":{"type":"ephemeral"}'
 HOSTILE = {  # the fields of a body -> what is appended, "" if it passes as it came
-    "messages": (b'"job_id":"a",%s,"messages":%s' % (EPHEMERAL, MANY), "job_id"),
+    "messages": (b'"job_id":"a","messages":%s' % MANY, "job_id"),
     "params": (b'"job_id":"a","kv_transfer_params":{"a":%s}' % MANY, ""),
     "agent hint": (b'"job_id":"a","kv_transfer_params":{"agent_hint":%s}' % MANY, ""),
     "metadata": (b'"job_id":"a","metadata":{"user_id":%s}' % MANY, "job_id"),
@@ -467,7 +465,7 @@ def test_nothing_is_built_of_a_body_but_what_we_add(name: str) -> None:
     assert sent == (body[:-1] + b',"kv_transfer_params":' + said + b"}" if source else None)
 
 
-def test_fields_and_marks_are_read_up_to_their_bounds() -> None:
+def test_fields_are_read_up_to_their_bounds() -> None:
     num = (MAX_FIELD_BYTES - len(b'"7"')) // len(b"\\u0020")
     for spaces, key in ((num, "job:7"), (num + 1, "session:s")):
         body = b'{"session_id":"s","job_id":"%s7"}' % (b"\\u0020" * spaces)
@@ -475,12 +473,6 @@ def test_fields_and_marks_are_read_up_to_their_bounds() -> None:
         found = identify(sent["kv_transfer_params"], None, None)
         assert found is not None
         assert found.key == key
-    for size, keep_s in ((MAX_MARKED_BYTES, 300.0), (MAX_MARKED_BYTES + 1, None)):
-        body = b'{"session_id":"s",%s,"x":""}' % EPHEMERAL
-        body = body[:-2] + b"x" * (size - len(body)) + b'"}'
-        assert len(body) == size
-        sent = json.loads(rewrite(body, {}, CHAT) or b"")
-        assert sent["kv_transfer_params"]["continuum"].get("keep_s") == keep_s
 
 
 # --- what is not read, and what reading may cost -----------------------------------------------
@@ -613,8 +605,6 @@ UNITS = {
     "numbers": b"1",
     "texts": b'""',
     "nested": b"[[[[[[[[]]]]]]]]",
-    "marks": b"{%s}" % EPHEMERAL,
-    "marks in content": b'{"content":[{%s}]}' % EPHEMERAL,
     "members": b'{"a":1,"b":2,"c":[3]}',
 }
 
@@ -624,7 +614,7 @@ def stuffed(unit: bytes, num_bytes: int) -> bytes:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("where", ["marks", "odd", "fields"])
+@pytest.mark.parametrize("where", ["odd", "fields"])
 def test_whatever_a_body_is_made_of_few_objects_are_built(
     unit: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -641,17 +631,14 @@ def test_whatever_a_body_is_made_of_few_objects_are_built(
 
         return spy
 
-    marked = msgspec.json.Decoder(middleware._Marked)
     field = middleware._field_decoder.decode
     monkeypatch.setattr(middleware, "_field_decoder", Spied(weighing(field)))
     monkeypatch.setattr(json, "loads", weighing(json.loads))
-    monkeypatch.setattr(middleware, "_marked_decoder", Spied(weighing(marked.decode)))
     names = [name.encode() for name in middleware._Body.__struct_fields__]
     most = len(names) * MAX_FIELD_COST if where == "fields" else MAX_BODY_COST
     for short, size in ((2**16, 2**19), (MAX_FIELD_BYTES - 9, 2**20)):
         part, whole = stuffed(UNITS[unit], short), stuffed(UNITS[unit], size)
         body = {
-            "marks": b'{"messages":%s,%s}' % (whole, EPHEMERAL),
             "odd": b'{"a":%s,"b":NaN}' % whole,
             "fields": b"{%s}" % b",".join(b'"%s":{"a":%s}' % (name, part) for name in names),
         }[where]
@@ -660,14 +647,11 @@ def test_whatever_a_body_is_made_of_few_objects_are_built(
         assert sum(weighed) < 1.1 * most
 
 
-@pytest.mark.parametrize("where", ["marks", "fields"])
-def test_numbers_that_are_hard_to_round_take_no_longer_than_vllms_parser_does(where: str) -> None:
-    """msgspec's own reading takes thirty times as long: 1.5 s for the 4 MiB of marks."""
+def test_numbers_that_are_hard_to_round_take_no_longer_than_vllms_parser_does() -> None:
+    """msgspec's own reading takes thirty times as long."""
     names = [name.encode() for name in middleware._Body.__struct_fields__]
-    body = b'{"messages":%s,%s}' % (stuffed(b"2.2250738585072011e-308", 2**19), EPHEMERAL)
-    if where == "fields":
-        part = stuffed(b"2.2250738585072011e-308", 2**16)
-        body = b"{%s}" % b",".join(b'"%s":{"a":%s}' % (name, part) for name in names)
+    part = stuffed(b"2.2250738585072011e-308", 2**16)
+    body = b"{%s}" % b",".join(b'"%s":{"a":%s}' % (name, part) for name in names)
 
     def seconds(read: Any, *args: Any) -> float:
         began = time.thread_time()
@@ -684,15 +668,13 @@ class Spied:
         self.decode = decode
 
 
-@pytest.mark.parametrize("where", ["marks", "odd", "field", "many marks"])
+@pytest.mark.parametrize("where", ["odd", "field"])
 def test_a_body_of_which_a_part_is_not_read_is_counted_once_and_the_rest_is_read(
     where: str,
 ) -> None:
     before = unread()
     many = stuffed(b"{}", 2**19)
     body = {
-        "marks": b'{"job_id":"a",%s,"messages":%s}' % (EPHEMERAL, many),
-        "many marks": b'{"job_id":"a","messages":%s}' % stuffed(UNITS["marks"], 2**22),
         "odd": b'{"job_id":"a","x":NaN,"messages":%s}' % many,
         "field": b'{"job_id":"a","session_id":%s,"metadata":%s}' % (many, many),
     }[where]
@@ -705,7 +687,7 @@ def test_a_body_of_which_a_part_is_not_read_is_counted_once_and_the_rest_is_read
 def test_the_document_says_the_bounds() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "identity.md").read_text()
     assert f"above {MAX_PARTS_BYTES >> 10} KiB" in text
-    for size in (MAX_BODY_BYTES, MAX_MARKED_BYTES, MAX_ODD_BYTES):
+    for size in (MAX_BODY_BYTES, MAX_ODD_BYTES):
         assert f"above {size >> 20} MiB" in text
     assert f"above {MAX_FIELD_BYTES >> 10} KiB" in text
     for cost in (MAX_FIELD_COST, MAX_BODY_COST):

@@ -10,7 +10,6 @@ import pickle
 import sys
 from functools import cache
 from inspect import signature
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,7 +57,7 @@ XARGS = fields(IN_XARGS)
 SALTS = st.none() | st.sampled_from(["s", "s" * 100_000, "\n", "\U0001f600"])
 
 
-REQUEST = signature(Request).parameters  # no session_id before vLLM 0.28, no kv_hints before 0.32
+REQUEST = signature(Request).parameters  # no session_id before vLLM 0.28
 
 
 @cache
@@ -78,11 +77,10 @@ def one_turn(
     xargs: Any = None,
     session: Any = None,
     salt: str | None = None,
-    envelope: Any = None,
 ) -> None:
     """Run a turn that says this; what stays of it, and what its client is told, is bounded."""
     name = f"{len(engine.requests)}"
-    said = {"session_id": session, "kv_hints": envelope, "cache_salt": salt}
+    said = {"session_id": session, "cache_salt": salt}
     known = {field: value for field, value in said.items() if field in REQUEST}
     engine.add(name, 40, 2, extra_args=xargs, kv_transfer_params=params, **known)
     turn = engine.side.turns.get(name)
@@ -100,14 +98,11 @@ def one_turn(
 
 
 @settings(max_examples=25)
-@given(PARAMS.filter(may_pass), XARGS, JUNK, SALTS, JUNK, JUNK)
+@given(PARAMS.filter(may_pass), XARGS, JUNK, SALTS)
 def test_no_json_in_any_field_stops_a_turn_or_outgrows_its_bounds(
-    params: Any, xargs: Any, session: Any, salt: str | None, kind: Any, payload: Any
+    params: Any, xargs: Any, session: Any, salt: str | None
 ) -> None:
-    action = SimpleNamespace(action_id=kind, action_type="pin", payload=payload)
-    other = SimpleNamespace(action_id=payload, action_type=kind, payload={"ttl_s": payload})
-    envelope = SimpleNamespace(actions=[action, other])
-    one_turn(shared(), params, xargs, session, salt, envelope)
+    one_turn(shared(), params, xargs, session, salt)
 
 
 FIELDS: list[tuple[str, str]] = [
@@ -157,8 +152,6 @@ def test_the_longest_hints_cost_an_arrival_a_bounded_number_of_calls() -> None:
     tools = ["t" * 1_000] * 100_000
     for junk in ("x" * MAX_ID_CHARS, tools, [None] * 100_000, {"a": tools}):
         continuum, hint = dict.fromkeys(IN_CONTINUUM, junk), dict.fromkeys(IN_AGENT_HINT, junk)
-        action = SimpleNamespace(action_id=junk, action_type="pin", payload=junk)
-        envelope = SimpleNamespace(actions=[action] * 100_000)
         params = {"continuum": continuum, "agent_hint": hint}
-        said = params, dict.fromkeys(IN_XARGS, junk), junk, None, envelope
+        said = params, dict.fromkeys(IN_XARGS, junk), junk
         assert arrival_calls(engine, *said) < plain + 2_000

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.policy.base import After, Choice, FinishedTurn, Pin, Snapshot
-from continuum_connector.policy.baselines import FixedTtl
-from continuum_connector.policy.hinted import Hinted
 from continuum_connector.toolcalls.asked import UNREAD
-from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine, live
 
 TTL_S = 2.0  # the default of ttl_s
-GREEDY = {"ttl_s": 86_400, "keep_s": 86_400}  # the wishes
+GREEDY = {"ttl_s": 86_400}  # the wish
 CLAIMS = {"parent": "m0", "tools": ["pytest"]}  # facts that take nothing where nobody reads them
 FACTS = {"final": True, "compaction": True, "parent": "g0", "tools": ["pytest"]}
 
@@ -249,21 +244,6 @@ def test_a_pin_larger_than_all_pins_may_be_is_refused() -> None:
     assert told(engine, "a")["ttl_s"] == {"hint": "ttl_s", "outcome": "refused", "why": why}
 
 
-def test_kv_hints_of_vllm_are_answered_by_their_ids() -> None:
-    engine = AgentEngine()
-    pin = SimpleNamespace(action_id="x", action_type="pin", payload={"ttl_s": 20})
-    odd = SimpleNamespace(action_id="y", action_type="teleport", payload={})
-    request = engine.add("a", 200, program="p")
-    request.kv_hints = SimpleNamespace(actions=[pin, odd])  # vLLM >= 0.32 sets it
-    turn = engine.side.turns.end("a")  # vLLM sets it before add_request: let the turn begin again
-    engine.side.programs.end_turn(turn.program, turn.identity.hints, engine.clock())
-    engine.run_until_idle()
-    answers = engine.kv_transfer_params["a"]["continuum"]["hints"]
-    assert [(each.get("action_id"), each["hint"], each["outcome"]) for each in answers] == [
-        (None, "ttl_s", "accepted"), ("x", "ttl_s", "accepted"), ("y", "", "refused"),
-    ]  # fmt: skip
-
-
 # --- final ------------------------------------------------------------------------------
 # Where the KV of a program is when a stranger comes.
 VICTIMS = {
@@ -424,32 +404,3 @@ def test_a_prompt_continues_an_unnamed_program_of_its_own_salt_alone() -> None:
         engine.run_turn(name, theirs, **said)
     turns = [engine.kv_transfer_params[i]["continuum"]["turn"] for i in "abcd"]
     assert turns == [1, 1, 1, 2]
-
-
-# --- keep_s -----------------------------------------------------------------------------
-class Drops(FixedTtl):
-    """Pins, then drops what it could store, unless the turn has more than 20 blocks."""
-
-    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        choice = super().decide(turn, snapshot)
-        if turn.num_blocks > 20 or not isinstance(choice.decision, Pin):
-            return choice
-        return Choice(Pin(choice.decision.ttl_s, After.DROP), "small")
-
-
-def test_what_is_stored_as_a_wish_leaves_dram_before_all_others() -> None:
-    engine = tiering.tiered(120, 50)  # slots
-    side = engine.connector.side
-    side.decider.policy = Hinted(Drops(TTL_S, 60.0), 60.0, 0.2)
-    tiering.run_turn(engine, "old", 384, program="old")
-    tiering.run_turn(engine, "dropped", 200, seed=1, program="dropped")
-    assert side.tier.index.num_free == 26
-    said = says("wish", keep_s=300)
-    tiering.run_turn(engine, "wish", 200, seed=2, kv_transfer_params=said)
-    (kept,) = engine.kv_transfer_params["wish"]["continuum"]["hints"]
-    assert (kept["outcome"], kept["until_s"]) == ("accepted", 300.0)
-    assert side.tier.index.num_free == 13
-    tiering.run_turn(engine, "new", 384, seed=3, program="new")  # needs 24 slots
-    tiering.park(engine)
-    tiering.run_turn(engine, "old2", engine.next_prompt("old", 1), program="old")
-    assert engine.cached["old2"] == (0, 24 * 16)

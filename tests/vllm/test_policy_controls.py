@@ -79,7 +79,7 @@ def what_is_asked_for_waits(patch: Patch) -> None:
     asked, end_turn = set(), ProgramTable.end_turn
 
     def note(self: Any, program: Any, hints: Any, *rest: Any, **more: Any) -> Any:
-        asked.update({program.key} if hints.keep_s else ())
+        asked.update({program.key} if hints.ttl_s else ())
         end_turn(self, program, hints, *rest, **more)
 
     patch.setattr(ProgramTable, "end_turn", note)
@@ -164,7 +164,7 @@ def beside_a_liar(lie: Callable[[int], list[Turn]], head: int = 0) -> Trace:
 
 def asks_for_much(number: int) -> list[Turn]:
     asks = range(0 if number else 4)
-    return [Turn(f"liar.{n}", 352, name=f"liar{n}", keep_s=3600.0, after_s=0.5) for n in asks]
+    return [Turn(f"liar.{n}", 352, name=f"liar{n}", ttl_s=300.0, after_s=0.5) for n in asks]
 
 
 def says_it_is_over(number: int) -> list[Turn]:
