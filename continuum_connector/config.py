@@ -41,8 +41,7 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
 POLICIES = (  # those of policy/registry.py
-    *("adaptive", "continuum", "released", "fixed_ttl", "infercept", "contextserve"),
-    *("lru_offload", "program_order", "stock"),
+    *("adaptive", "continuum", "released", "fixed_ttl", "lru_offload", "program_order", "stock"),
 )
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")
 SLEEPS = ("keep", "release")

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.baselines import (
-    ContextServe,
     FixedTtl,
-    Infercept,
     LruOffload,
     ProgramOrder,
     Released,
@@ -17,14 +15,12 @@ from continuum_connector.policy.baselines import (
 )
 from continuum_connector.policy.continuum import Continuum
 
-# Name -> maker from (ttl_s, max_ttl_s). `oracle` is the lab's: no config can tell the future.
+# Name -> maker from (ttl_s, max_ttl_s).
 MAKERS: dict[str, Callable[[float, float], RetentionPolicy]] = {
     "adaptive": lambda _, max_ttl_s: Adaptive(max_ttl_s),
     "continuum": lambda _, max_ttl_s: Continuum(max_ttl_s),
     "fixed_ttl": FixedTtl,
     "released": lambda _, max_ttl_s: Released(max_ttl_s),
-    "infercept": lambda _, max_ttl_s: Infercept(max_ttl_s),
-    "contextserve": lambda _, max_ttl_s: ContextServe(max_ttl_s),
     "lru_offload": lambda *_: LruOffload(),
     "program_order": lambda *_: ProgramOrder(),
     "stock": lambda *_: Stock(),

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.sim.policies import return_quantile
 from continuum_connector.costs.state_file import run_to_end
 from continuum_connector.forecast import gaps as gaps_module
 from continuum_connector.forecast.forecast import EDGES, HALF_LIFE, Survival
 from continuum_connector.forecast.gaps import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, Gaps, RecordedGaps
-from continuum_connector.policy.baselines import return_quantile
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 
 RUN = Asked(Ending.CALLS, ("run",))

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from bench.sim.policies import Oracle
 from continuum_connector.policy.adaptive import FORESEEN, HOLD_S
 from continuum_connector.policy.base import FinishedTurn, Pin, Snapshot, name_of
-from continuum_connector.policy.baselines import Oracle
 from continuum_connector.programs.program import Hints
 from continuum_connector.tools.analysis.hindsight import Stakes
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from bench.sim.policies import Oracle
 from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.policy import adaptive
 from continuum_connector.policy.adaptive import (
@@ -30,7 +31,6 @@ from continuum_connector.policy.base import (
     Snapshot,
     stores,
 )
-from continuum_connector.policy.baselines import Oracle
 from continuum_connector.programs.program import Hints
 from tests.unit.deciding import curve, finished, forecasts, world
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.sim.policies import Oracle
 from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import Resident
-from continuum_connector.policy.baselines import Oracle
 from continuum_connector.policy.continuum import Continuum
 from tests.unit.deciding import curve, forecasts
 

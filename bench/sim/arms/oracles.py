@@ -10,8 +10,8 @@ from bench.common.plans import Workload
 from bench.sim.arms.arm import Away, LabArm, by_program
 from bench.sim.arms.ours import deciding, ours
 from bench.sim.hardware import Machine
+from bench.sim.policies import Oracle
 from continuum_connector.policy.base import RetentionPolicy
-from continuum_connector.policy.baselines import Oracle
 
 if TYPE_CHECKING:
     from bench.sim.engine import Engine

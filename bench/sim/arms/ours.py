@@ -11,6 +11,7 @@ from bench.common.plans import Workload
 from bench.sim.arms.arm import Asking, Away, LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
+from bench.sim.policies import ContextServe, Infercept
 from bench.sim.workers import OurWorker, Worker
 from continuum_connector.costs.prior import Shape, device_named, prefill_prior
 from continuum_connector.policy.adaptive import Adaptive
@@ -87,11 +88,14 @@ def without_prior(engine: Engine, away: Away) -> None:
 
 
 def deciding(make: Callable[[Engine, Away], RetentionPolicy]) -> Callable[[Engine, Away], None]:
-    """`prepare` for an arm whose engine has adaptive's server, but another who decides."""
+    """`prepare` for an arm that has a server of ours, whose order its own policy gave it, but
+    another who decides."""
 
     def prepare(engine: Engine, away: Away) -> None:
         set_up(engine, away)
-        engine.connector.side.decider.policy.policy = make(engine, away)
+        hinted = engine.connector.side.decider.policy
+        hinted.policy = make(engine, away)
+        hinted.reads = hinted.policy.reads
 
     return prepare
 
@@ -105,6 +109,14 @@ class FixedTtlRanked(FixedTtl):
 def _fixed_ttl(engine: Engine, away: Away) -> RetentionPolicy:
     config = engine.connector.config
     return FixedTtlRanked(config.ttl_s, config.max_ttl_s)
+
+
+def _infercept(engine: Engine, away: Away) -> RetentionPolicy:
+    return Infercept(engine.connector.config.max_ttl_s)
+
+
+def _contextserve(engine: Engine, away: Away) -> RetentionPolicy:
+    return ContextServe(engine.connector.config.max_ttl_s)
 
 
 def ours(
@@ -150,8 +162,14 @@ OURS = (
         has_tier=False,
         role=Role.RIVAL,
     ),
-    ours("infercept", "ours, InferCept's least waste"),
-    ours("contextserve", "ours, ContextServe's rules"),
+    replace(
+        ours("stock", "InferCept's least waste, over ours", name="infercept"),
+        prepare=deciding(_infercept),
+    ),
+    replace(
+        ours("released", "ContextServe's rules, over ours", name="contextserve"),
+        prepare=deciding(_contextserve),
+    ),
     ours("lru_offload", "ours, everything to DRAM, least recently used leaves"),
     ours("program_order", "ours, order only"),
 )
