@@ -12,7 +12,6 @@ import msgspec
 from continuum_connector import host_slots
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.state_file import StateFile
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.observe.account import Account
@@ -180,7 +179,6 @@ def _decider(
         Away(gaps, config.max_programs),
         costs,
         ToolReader(tokenizer, time.perf_counter, lambda why: account.count("unread_turns", 1, why)),
-        StateFile(config.state_path, compat.model_tag(vllm_config)),
     )
 
 

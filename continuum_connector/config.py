@@ -51,7 +51,7 @@ MAX_ID_HEADERS = 16
 
 SIZES = {"dram_bytes": "DRAM tier", "trace_bytes": "trace's files", "disk_bytes": "disk tier"}
 SIZES |= {"disk_write_budget": "disk tier"}
-PATHS = ("trace_path", "state_path", "switch_path")
+PATHS = ("trace_path", "switch_path")
 
 
 class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -76,7 +76,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     trace_path: str = ""
     trace_bytes: Bytes = 256 * 2**20
     trace_hashed: bool = False
-    state_path: str = ""
     switch_path: str = ""
     id_headers: str | tuple[str, ...] = ""
     echo: bool = True
@@ -115,8 +114,6 @@ KNOBS: dict[str, str] = {
     "trace_bytes": "size at which the trace moves to trace_path.1 and begins anew, at least 1 MiB; "
     "8 such files are kept; 0: it grows without end",
     "trace_hashed": "1 writes programs and requests as digests whose key ends with the process",
-    "state_path": "file, or directory with one file per model and device, that keeps learned tool "
-    "times and costs over a restart; empty: forget",
     "switch_path": "file that switches the connector off and on while the server runs: with off in "
     "it, every engine that reads it serves as stock within about a second; empty: none",
     "id_headers": "your own headers that name a program, strongest first, separated by commas; "
@@ -147,6 +144,7 @@ REMOVED: dict[str, str] = {
     "huge_pages": "huge pages are asked for, and the kernel may refuse them; leave it out",
     "trunk_bytes": "a copy is at most 4 MiB a driver call; leave it out",
     "window_bytes": "at most 16 MiB a direction are under way; leave it out",
+    "state_path": "a server learns tool times and costs anew within minutes; leave it out",
     "keep_epochs": "KV of weights that serve no more is forgotten, whatever their name; leave it "
     "out",
 }

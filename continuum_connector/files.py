@@ -136,8 +136,7 @@ def check_files(named: Mapping[str, str], moves_trace: bool) -> None:
     `named`: by key, none empty; `moves_trace`: the trace moves to other names when it is full.
     """
     for key, path in named.items():
-        kind = no_file(path)
-        if kind and (key, kind) != ("state_path", "a folder"):
+        if kind := no_file(path):
             raise ConfigError(
                 f"{key} = {path!r} is {kind}, which cannot serve as a file, so the server stops; "
                 "name a file, or leave it empty"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import many, positive, teaching_parser
+from bench.common.known_costs import know
 from bench.hook_cost.population import fill_dram, remember_programs, run_turns
 from bench.hook_cost.rivals import RIVALS, num_turns
 from continuum_connector.config import POLICIES
@@ -125,7 +126,7 @@ def _connected(
     config = {"dram_bytes": args.dram_blocks * SLOT_BYTES, "policy": policy}
     config |= {"ttl_s": 3600, "max_ttl_s": 3600}
     engine = Engine(extra_config=config, **common)
-    assert engine.connector.costs.restore(KNOWN_COSTS) == 0
+    know(engine.connector.costs, KNOWN_COSTS)
     remember_programs(engine.connector.side, args.programs)
     run_turns(engine, num_pins, args.prompt)  # each is pinned
     fill_dram(engine.connector.side, args.dram_blocks, args.programs)

@@ -16,7 +16,7 @@ MAX_TTL_S = 6.0
 MOST_PROGRAMS = 200  # of the table: full early on, so that what grows later is a leak
 MAX_MODEL_LEN = 4096
 IDLE_S = 60.0  # to let everything go once max_ttl_s is over
-FILES = {"trace_path": "trace.jsonl", "state_path": "costs.json", "switch_path": "switch"}
+FILES = {"trace_path": "trace.jsonl", "switch_path": "switch"}
 
 Say = Callable[[str], None]
 

@@ -79,7 +79,7 @@ class FakeServer:
         self.switch = folder / FILES["switch_path"]
         on = storm_machine()
         own = {"max_ttl_s": MAX_TTL_S, "max_programs": MOST_PROGRAMS}
-        own |= {key: str(folder / FILES[key]) for key in ("trace_path", "state_path")}
+        own["trace_path"] = str(folder / FILES["trace_path"])
         self.engine = Engine(on, self.clock, MAX_MODEL_LEN, our_transfer(policy, True, **own)(on))
         self.engine.worker = our_worker(self.engine, Bus(on.pcie_rate, on.pcie_both))
         set_up(self.engine, lambda name, now: None)

@@ -13,18 +13,7 @@ from continuum_connector.costs.pressure import Memoryfulness, Price, Queueing
 GUESSED_LATENCY_S, GUESSED_BUS = 1e-3, 12e9  # about a step; half of PCIe 4.0 x16, bytes per second
 GUESSED_DISK = 2e9  # bytes per second: half of what an NVMe drive on PCIe 4.0 reads, for two ranks
 LONG_PREFIX = 32768  # tokens; the second length at which the prefill metric is given
-# The parts of a state file: name -> how many numbers it has, and the largest that we accept: a unit
-# of work that took eleven days, a sum over programs of a million turns. Their squares are finite.
-MAX_COST_S, MAX_SUM = 1e6, 1e18
-PARTS = {
-    "prefill": (5, MAX_COST_S),
-    "load": (2, MAX_COST_S),
-    "store": (2, MAX_COST_S),
-    "read": (2, MAX_COST_S),
-    "memoryfulness": (7, MAX_SUM),
-}
 NUM_STEPS = 8  # recent steps: every one with a prompt, a sample of those that only decode
-NOTHING = 1e-15  # seconds; anything below counts as 0, so that its inverse is finite
 
 
 @dataclass(frozen=True)
@@ -162,7 +151,7 @@ class Costs:
 
     @property
     def has_prior_prefill(self) -> bool:
-        """Whether `prefill_s` is from a prior: nothing was measured or restored yet."""
+        """Whether `prefill_s` is from a prior: nothing was measured yet."""
         return not self._models.prefill.is_roughly_known
 
     def read_s(self, num_blocks: int) -> float:
@@ -200,52 +189,3 @@ class Costs:
         yield "costs_known", float(self._models.prefill.is_known), "prefill"
         yield "costs_known", float(self._models.load.is_known), "load"
         yield "costs_known", float(self._models.memory.is_known), "memoryfulness"
-
-    # --- over restarts ------------------------------------------------------------------
-    def state(self) -> dict[str, list[float]]:
-        """What is known, in the form that `restore` takes and JSON can hold.
-
-        Queueing and price describe the moment, so they start anew.
-        """
-        state = {}
-        if self._models.prefill.is_known:
-            state["prefill"] = list(self._models.prefill.coefficients)
-        if self._models.load.is_known:
-            state["load"] = list(self._models.load.coefficients)
-        if self._models.store.is_known:
-            state["store"] = list(self._models.store.coefficients)
-        if self._models.read.is_known:
-            state["read"] = list(self._models.read.coefficients)
-        if self._models.memory.num_programs:
-            state["memoryfulness"] = self._models.memory.state()
-        return state
-
-    def restore(self, state: object) -> int:
-        """Start from a `state`; return how many of its parts were invalid, as StateFile wants
-        it."""
-        if not isinstance(state, dict):
-            return 1
-        found = {name: numbers for name in PARTS if (numbers := _numbers(name, state.get(name)))}
-        models = (
-            ("prefill", self._models.prefill),
-            ("load", self._models.load),
-            ("store", self._models.store),
-            ("read", self._models.read),
-        )
-        for name, model in models:
-            if name in found:
-                model.seed(found[name])
-        if "memoryfulness" in found:
-            self._models.memory.restore(found["memoryfulness"])
-        return len(state.keys() - found.keys())
-
-
-def _numbers(name: str, value: object) -> list[float] | None:
-    """The numbers of a part; None unless there are as many as there should be, all within
-    bounds."""
-    num, most = PARTS[name]
-    if not isinstance(value, list) or len(value) != num:
-        return None
-    if not all(type(each) in (int, float) and 0.0 <= each <= most for each in value):
-        return None
-    return [float(each) if each >= NOTHING else 0.0 for each in value]

@@ -2,8 +2,7 @@
 
 A sample that took ten times as long (a compile, a pause) counts by its absolute deviation, not by
 its square. A thousand similar samples push out only samples of their own kind, so what unlike ones
-taught is not forgotten. A seed fills the directions in which nothing was seen, and fades where
-something was.
+taught is not forgotten.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ PER_KIND = 8  # the latest samples of each kind; a median of 8 tolerates three o
 # After this many other samples, a sample counts half: what a clock throttled an hour ago measured
 # says little, but more than nothing, about lengths not seen since.
 HALF_LIFE = 2000
-SEED_DOUBT = 0.3  # another driver, clock or neighbour changes a known cost by about this share
-REFUTED = 4.0  # a seed that is so many standard errors from what the samples say was wrong
 FLAT = 0.05  # smaller relative deviations are noise, and no reason to weigh a sample less
 ROUNDS = 3  # of reweighting, which starts from the last fit and so is nearly there
 
@@ -41,18 +38,8 @@ class RobustFit:
         self._serial: Array = np.zeros(NUM_KINDS * PER_KIND)
         # kind -> (its row among kinds, samples seen), least recently seen first
         self._kinds: OrderedDict[tuple[int, ...], tuple[int, int]] = OrderedDict()
-        self._seed: Array = np.zeros(num_features)
         self._num_added = self._next_fit = 0
         self.coefficients: tuple[float, ...] = (0.0,) * num_features
-        self.is_seeded = False
-
-    def seed(self, coefficients: Sequence[float]) -> None:
-        """Start from known costs, finite and not negative."""
-        self.is_seeded = True
-        self._seed = np.asarray(coefficients, dtype=np.float64)
-        self.coefficients = tuple(float(c) for c in coefficients)
-        if self._num_added:
-            self.fit()
 
     def add(self, features: Sequence[float], seconds: float) -> None:
         """Add an observation: `features` (all >= 0) took `seconds`. Impossible ones are skipped."""
@@ -88,11 +75,8 @@ class RobustFit:
             predicted = seconds
         try:
             with np.errstate(all="raise", under="ignore"):
-                doubt = self._doubt(x / predicted[:, None], seconds / predicted, weight)
                 for _ in range(ROUNDS):
-                    solution = self._solve(
-                        x / predicted[:, None], seconds / predicted, weight, doubt
-                    )
+                    solution = _solve(x / predicted[:, None], seconds / predicted, weight)
                     fitted = x @ solution
                     predicted = np.where(fitted > 0.0, fitted, seconds)
                     weight = recent / np.maximum(np.abs(seconds / predicted - 1.0), FLAT)
@@ -100,54 +84,26 @@ class RobustFit:
             return
         self.coefficients = tuple(solution.tolist())
 
-    def _doubt(self, x: Array, y: Array, weight: Array) -> Array:
-        """By how much each seed may be wrong: a share of it, unless the samples alone refute it.
 
-        A seed that is a hundred times too low would otherwise be a hundred times too sure.
-        """
-        doubt = SEED_DOUBT * self._seed
-        num_spare = len(y) - len(doubt)
-        if num_spare < 1 or not doubt.any():
-            return doubt
-        a, b, ridge = _normal(x, y, weight)
-        root = np.sqrt(a.diagonal() + ridge)
-        inverse = np.linalg.inv((a + np.diag(ridge)) / np.outer(root, root)) / np.outer(root, root)
-        alone = inverse @ b
-        squares = float(weight @ (y - x @ alone) ** 2) / weight.sum() * len(y)
-        noise = max(FLAT, math.sqrt(squares / num_spare))
-        off = np.abs(alone - self._seed)
-        error = np.hypot(noise * np.sqrt(np.maximum(inverse.diagonal(), 0.0)), doubt)
-        return np.where(off > REFUTED * error, off, doubt)
-
-    def _solve(self, x: Array, y: Array, weight: Array, doubt: Array) -> Array:
-        """Weighted least squares, pulled towards the seed; costs below 0 become 0."""
-        a, b, pull = _normal(x, y, weight)
-        # As much as a sample with FLAT of noise weighs against a seed with its doubt.
-        seeded = doubt > 0.0
-        pull[seeded] = (FLAT / doubt[seeded]) ** 2
-        a = a + np.diag(pull)
-        b = b + pull * self._seed
-        solution = np.zeros(len(b))
-        left = np.arange(len(b))
-        while len(left):
-            root = np.sqrt(a.diagonal()[left])  # to unit diagonal: features span ten decades
-            part = np.linalg.solve(a[np.ix_(left, left)] / np.outer(root, root), b[left] / root)
-            part = part / root
-            if part.min() >= 0.0:
-                solution[left] = part
-                break
-            left = np.delete(left, part.argmin())
-        return solution
-
-
-def _normal(x: Array, y: Array, weight: Array) -> tuple[Array, Array, Array]:
-    """The normal equations, with just enough of a ridge to solve them if features are collinear.
-    Weights are scaled to 1 on average."""
+def _solve(x: Array, y: Array, weight: Array) -> Array:
+    """Weighted least squares; costs below 0 become 0. Weights are scaled to 1 on average, and
+    there is just enough of a ridge to solve it if features are collinear."""
     weight = weight / weight.sum() * len(weight)
     weighted = x * weight[:, None]
     a, b = x.T @ weighted, y @ weighted
     scale = a.diagonal() / len(weight)
-    return a, b, np.where(scale > 0.0, 1e-6 * scale, 1.0)
+    a = a + np.diag(np.where(scale > 0.0, 1e-6 * scale, 1.0))
+    solution = np.zeros(len(b))
+    left = np.arange(len(b))
+    while len(left):
+        root = np.sqrt(a.diagonal()[left])  # to unit diagonal: features span ten decades
+        part = np.linalg.solve(a[np.ix_(left, left)] / np.outer(root, root), b[left] / root)
+        part = part / root
+        if part.min() >= 0.0:
+            solution[left] = part
+            break
+        left = np.delete(left, part.argmin())
+    return solution
 
 
 MIN_TRANSFERS = 4  # two costs need two unlike transfers; this is twice as many
@@ -163,17 +119,8 @@ class CopyModel:
 
     @property
     def is_known(self) -> bool:
-        """Whether `seconds` answers from a seed or from enough transfers."""
-        return self._fit.is_seeded or self.num_transfers >= MIN_TRANSFERS
-
-    @property
-    def coefficients(self) -> tuple[float, ...]:
-        """Seconds: latency, per block."""
-        return self._fit.coefficients
-
-    def seed(self, coefficients: Sequence[float]) -> None:
-        """Start from coefficients measured before, on this machine."""
-        self._fit.seed(coefficients)
+        """Whether `seconds` answers from enough transfers."""
+        return self.num_transfers >= MIN_TRANSFERS
 
     def guess(self, latency: float, per_block: float) -> None:
         """What `seconds` answers with until something is known."""

@@ -118,22 +118,13 @@ class PrefillModel:
 
     @property
     def is_known(self) -> bool:
-        """Whether `seconds` answers from a seed or from enough steps."""
-        return self._fit.is_seeded or self.num_steps >= MIN_STEPS
+        """Whether `seconds` answers from enough steps."""
+        return self.num_steps >= MIN_STEPS
 
     @property
     def is_roughly_known(self) -> bool:
         """Whether `seconds` answers from something that was measured, not from the prior."""
         return self.is_known or self._num_first_steps >= MIN_FIRST_STEPS
-
-    @property
-    def coefficients(self) -> tuple[float, ...]:
-        """Seconds: base, per_token, per_pair, per_decode, per_context."""
-        return self._fit.coefficients
-
-    def seed(self, coefficients: Sequence[float]) -> None:
-        """Start from coefficients measured before, on this model and GPU."""
-        self._fit.seed(coefficients)
 
     def expect(self, prior: tuple[float, float, float]) -> None:
         """What `seconds` answers with until something was measured: base, per_token, per_pair."""

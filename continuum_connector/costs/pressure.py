@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 
 # Long enough to see several turns of the queue (each waits seconds for blocks), short enough
 # to follow a load that swings within minutes.
@@ -160,19 +159,8 @@ class Memoryfulness:
         if not self.is_known:
             return 1.0
         one, k, left, kk, ll, kl = self._sums
-        if one < 1.0:  # a state file that somebody wrote by hand
-            return 1.0
         var_k, var_left = kk / one - (k / one) ** 2, ll / one - (left / one) ** 2
         if min(var_k, var_left) < 1e-9:  # every program had one turn, so all have the same length
             return 1.0
         correlation = (kl / one - k * left / one**2) / math.sqrt(var_k * var_left)
         return min(1.0, max(-1.0, -correlation))
-
-    def state(self) -> list[float]:
-        """What `restore` takes: the number of programs, then the sums."""
-        return [float(self.num_programs), *self._sums]
-
-    def restore(self, state: Sequence[float]) -> None:
-        """Go on from a `state`, checked by costs.py."""
-        self.num_programs = int(state[0])
-        self._sums = list(state[1:])

@@ -15,7 +15,6 @@ distribution.
 
 from __future__ import annotations
 
-import binascii
 import math
 from array import array
 from bisect import bisect_left, bisect_right
@@ -226,44 +225,9 @@ class Survival:
         hazard = (returned + pull * (before - after)) / at_risk
         return np.cumprod(np.clip(1.0 - hazard, 0.0, 1.0))
 
-    def to_state(self) -> tuple[float, float, bytes]:
-        """A copy of unit, total and counts. It is cheap, because there are thousands of keys."""
-        return (self._unit, self._total, self._counts.tobytes())
-
-    @classmethod
-    def from_state(cls, state: object) -> Survival | None:
-        """The inverse of to_state, after JSON has turned it into a list with base64.
-
-        None for anything else.
-        """
-        match state:
-            case [float(unit), float(total), str(encoded)]:
-                pass
-            case _:
-                return None
-        self = cls()
-        try:
-            counts = array("d", binascii.a2b_base64(encoded.encode()))
-        except ValueError:
-            return None
-        if len(counts) != len(self._counts) or not 1.0 <= unit <= 2 * _TOO_HEAVY:
-            return None
-        self._unit, self._total, self._counts = unit, total, counts
-        return self if total >= 0.0 and self._is_sound() else None
-
     def _returned_and_at_risk(self) -> tuple[Row, Row]:
         returned, left = np.frombuffer(self._counts).reshape(2, _NUM_BINS)
         return returned, np.cumsum(left[::-1])[::-1]
-
-    def _is_sound(self) -> bool:
-        """Whether the numbers can be counts: nobody returns who was not at risk."""
-        if not all(
-            abs(number) <= _MOST for number in (self._total, *self._counts)
-        ):  # NaN fails, too
-            return False
-        returned, at_risk = self._returned_and_at_risk()
-        slack = 1e-6 * max(self._total, self._unit)
-        return bool((returned >= -slack).all() and (returned <= at_risk + slack).all())
 
     def _grow(self) -> None:
         self._unit *= _GROWTH

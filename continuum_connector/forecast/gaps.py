@@ -8,22 +8,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import Any
 
-from continuum_connector.costs.state_file import Bites
 from continuum_connector.forecast.forecast import EDGES
 from continuum_connector.forecast.tool_times import ToolTimes, touch_and_evict
 from continuum_connector.toolcalls.asked import Asked, Ending
 
 MAX_RECORDS = 1000  # the most recent of a tool: ten times what the paper needs (its K = 100)
 MAX_TOOLS = 256
-# Gaps of a tool that are kept across a restart: more than K = 100, so that it does not start cold
-# again, and few enough to be copied and encoded in one go.
-MAX_SAVED = 128
-_BITE = 8  # tools
 
 
 class _Window:
@@ -40,9 +33,6 @@ class _Window:
         insort(self.sorted, gap_s)
         if len(self.recent) > MAX_RECORDS:
             del self.sorted[bisect_left(self.sorted, self.recent.popleft())]
-
-    def saved(self) -> list[float]:
-        return list(islice(self.recent, max(0, len(self.recent) - MAX_SAVED), None))
 
 
 class RecordedGaps:
@@ -68,37 +58,6 @@ class RecordedGaps:
         """Gaps of `tool` and of all tools, ascending. The next `add` changes these views."""
         window = self._tools.get(tool) if tool is not None else None
         return (window.sorted if window else (), self._all.sorted)
-
-    def to_state(self) -> Bites[dict[str, Any]]:
-        """The most recent gaps of each tool, a few tools per bite."""
-        tools = {}
-        for number, (name, window) in enumerate(list(self._tools.items()), 1):
-            tools[name] = window.saved()
-            if number % _BITE == 0:
-                yield
-        return {"all": self._all.saved(), "tools": tools}
-
-    def load_state(self, state: object) -> int:
-        """Take over what to_state gave; returns how many parts did not fit and were dropped."""
-        if not isinstance(state, Mapping) or not isinstance(state.get("tools"), Mapping):
-            return 1
-        num_dropped = _refill(self._all, state.get("all"))
-        for name, gaps in list(state["tools"].items())[-MAX_TOOLS:]:
-            window = _Window()
-            num_dropped += _refill(window, gaps)
-            if window.recent:
-                self._tools[str(name)] = window
-        return num_dropped
-
-
-def _refill(window: _Window, gaps: object) -> int:
-    """Put `gaps` into `window`; return 1 if some of them are invalid, else 0."""
-    if not isinstance(gaps, list):
-        return 1
-    fitting = [g for g in gaps if isinstance(g, float) and 0.0 <= g <= EDGES[-1]]
-    for gap_s in fitting[-MAX_RECORDS:]:
-        window.add(gap_s)
-    return int(len(fitting) < len(gaps))
 
 
 # Seconds, on edges of the grid: 82 s, 5 and 22 minutes, 1.5, 6 and 23 hours, then the grid's end.
@@ -180,19 +139,6 @@ class Gaps:
         until the next call that learns.
         """
         return self._recorded.of(self._times.longest(asked))
-
-    def to_state(self) -> Bites[dict[str, Any]]:
-        """What was learned, without open gaps. Between two bites, more may be learned."""
-        times = yield from self._times.to_state()
-        recorded = yield from self._recorded.to_state()
-        return {"times": times, "recorded": recorded}
-
-    def load_state(self, state: object) -> int:
-        """Take over what to_state gave; returns how many parts did not fit and were dropped."""
-        if not isinstance(state, Mapping):
-            return 1
-        dropped = self._times.load_state(state.get("times"))
-        return dropped + self._recorded.load_state(state.get("recorded"))
 
     def _observe_open(self, now: float) -> None:
         """Observe gaps that have passed a milestone, a few per call."""

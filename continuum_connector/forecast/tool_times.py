@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from statistics import NormalDist
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from continuum_connector.costs.state_file import Bites
 from continuum_connector.forecast.forecast import EDGES, Curve, Forecast, Row, Survival
 from continuum_connector.toolcalls.asked import Asked, Ending
 
@@ -83,7 +82,6 @@ PRIOR_WEIGHT = FEW
 # Agents have tens of tools, a shell some hundred commands. Beyond this, tools are forgotten
 # (touch_and_evict).
 MAX_TOOLS = 256
-_WORTH_SAVING = 2.0  # observations; a tool seen once says little, and a flood of names is just that
 _TOLERANCE = 0.01
 _MAX_NAME = 100  # characters; longer names are cut
 
@@ -109,9 +107,6 @@ class _Key:
         self._num_new += 1
         if self._num_new > _TOLERANCE * self.counts.num_seen:
             self._curve = self._forecast = None
-
-    def restore(self, counts: Survival) -> None:
-        self.counts, self._curve, self._forecast = counts, None, None
 
     def curve(self, parent: Curve) -> Row:
         """P(gap > EDGES[i]), given the parent's curve."""
@@ -176,34 +171,6 @@ class ToolTimes:
             return asked.tools[0] if asked.tools else None
         return max(asked.tools, key=lambda name: self._of_tool(name).quantile(0.5))
 
-    def to_state(self) -> Bites[dict[str, Any]]:
-        """What was learned, one tool per bite of about 3 us."""
-        tools = {}
-        for name, tool in list(self._tools.items()):
-            if tool.counts.num_seen >= _WORTH_SAVING:
-                tools[name] = {"counts": tool.counts.to_state()}
-                yield
-        roots = {name: key.counts.to_state() for name, key in self._roots()}
-        return {"roots": roots, "tools": tools}
-
-    def load_state(self, state: object) -> int:
-        """Take over what to_state gave; returns how many parts did not fit and were dropped."""
-        num_dropped = 0
-        roots, tools = (_mapping(_mapping(state).get(part)) for part in ("roots", "tools"))
-        for name, key in self._roots():
-            num_dropped += name in roots and not _restore(key, roots[name])
-        for name, saved in list(tools.items())[-MAX_TOOLS:]:
-            if not isinstance(name, str):
-                num_dropped += 1
-                continue
-            num_dropped += not _restore(self._tool(name), _mapping(saved).get("counts"))
-        return num_dropped
-
-    def _roots(self) -> Iterator[tuple[str, _Key]]:
-        yield "everything", self._everything
-        yield "people", self._people
-        yield "all_tools", self._all_tools
-
     def _to_teach(self, asked: Asked) -> Sequence[str]:
         """The tool that a gap teaches; all of them if none is known."""
         names = tuple(dict.fromkeys(asked.tools))
@@ -247,18 +214,6 @@ def _short(name: str) -> str:
 
 def _num_seen(key: _Key) -> float:
     return key.counts.num_seen
-
-
-def _restore(key: _Key, state: object) -> bool:
-    counts = Survival.from_state(state)
-    if counts is None:
-        return False
-    key.restore(counts)
-    return True
-
-
-def _mapping(value: object) -> Mapping[Any, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def touch_and_evict(

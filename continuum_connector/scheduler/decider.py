@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.state_file import Bites, StateFile, run_to_end
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.policy.base import (
     NO_FORECAST,
@@ -45,7 +44,6 @@ class Decider:
         away: Away,
         costs: Costs,
         reader: ToolReader,
-        state_file: StateFile,
     ) -> None:
         self.policy = policy
         self.gaps = gaps
@@ -57,9 +55,6 @@ class Decider:
             Kind.READ: seen.read,
         }
         self._reader = reader
-        self._state_file = state_file
-        state_file.restore("gaps", gaps.load_state)
-        state_file.restore("costs", costs.restore)
         self._is_blocked = False
 
     # --- what happened ----------------------------------------------------------------
@@ -100,7 +95,6 @@ class Decider:
         was_blocked, self._is_blocked = self._is_blocked, False
         if not was_blocked:
             self._seen.unblocked(now)
-        self._state_file.new_step(self._learned, now)
         return was_blocked
 
     def silent(self, absence: Absence, now: float) -> None:
@@ -109,21 +103,12 @@ class Decider:
         if absence.gaps and not absence.program.num_active:
             self._over(absence.program, absence.num_turns, now)
 
-    @property
-    def is_saving(self) -> bool:
-        """Whether the state file is being put together, a piece per step."""
-        return self._state_file.is_saving
-
     def forget_open(self, now: float) -> None:
         """Drop open gaps without learning from them, because we will not see the programs return.
         No turn waits for room as far as we know."""
         self.away.forget_gaps()
         self._is_blocked = False
         self._seen.unblocked(now)
-
-    def close(self) -> None:
-        """The server stops: write what was learned to the state file."""
-        self._state_file.close(run_to_end(self._learned()))
 
     # --- the decision -----------------------------------------------------------------
     def decide(
@@ -194,10 +179,6 @@ class Decider:
         if program.runs_blocks is None:
             program.runs_blocks = self._reader.asks_for_blocks(request.prompt_token_ids)
         return program.runs_blocks
-
-    def _learned(self) -> Bites[dict[str, Any]]:
-        gaps = yield from self.gaps.to_state()
-        return {"gaps": gaps, "costs": self.costs.state()}
 
     def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
         program = turn.program

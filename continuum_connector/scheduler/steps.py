@@ -22,7 +22,7 @@ from continuum_connector.scheduler.tiers.base import Tier
 # A preemption costs a prefill, while a store in flight ends within milliseconds. After this
 # many seconds the store counts as slow, and the running turn is preempted after all.
 MAX_STORE_WAIT_S = 0.25
-# While nothing happens, we check for silent programs and for the state file this often.
+# While nothing happens, we look for silent programs this often.
 LOOK_S = 0.05
 
 
@@ -67,7 +67,7 @@ class Steps:
         at = self._traffic.next_look
         self._waker.set(at if at > now else math.inf, "tier")
         self._record_tier(now)
-        if not (len(self._traffic) or self._decider.is_saving):
+        if not len(self._traffic):
             self._idle_until = min(now + LOOK_S, self._pins.next_deadline())
         return plan
 
@@ -129,7 +129,6 @@ class Steps:
         """The server stops: end every pin, and close all parts that have threads. Idempotent."""
         self._retention.end_all(PinEnd.SHUTDOWN, now)
         self._waker.close()
-        self._decider.close()
         self._records.close(now)
 
     def _record_tier(self, now: float) -> None:

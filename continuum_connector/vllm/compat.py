@@ -80,13 +80,6 @@ def turn_end(request: Any) -> TurnEnd:
     return TurnEnd.LENGTH if is_cut else TurnEnd.STOP
 
 
-def model_tag(vllm_config: Any) -> str:
-    """The model and the device for which learned costs hold."""
-    from vllm.platforms import current_platform
-
-    return f"{vllm_config.model_config.model} {current_platform.get_device_name()}"
-
-
 def load_tokenizer(vllm_config: Any) -> Any:
     """Load the server's tokenizer, or return None where the server runs without one."""
     if vllm_config.model_config.skip_tokenizer_init:

@@ -25,7 +25,6 @@ from tests.server.helpers import (
     play,
     read_trace,
     reset,
-    terminate,
     text_of,
     told,
 )
@@ -96,11 +95,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(server_factory: ServerFactory, name: str, folder: Path) -> VllmServer:
     """A server whose policy is the default one, and which is given time to shut down."""
-    files = {"trace_path": str(folder / f"{name}.jsonl"), "state_path": str(folder / "state.json")}
     return server_factory(
         name,
         num_blocks=NUM_BLOCKS,
-        connector={"dram_bytes": DRAM_BYTES, **files},
+        connector={"dram_bytes": DRAM_BYTES, "trace_path": str(folder / f"{name}.jsonl")},
         args=(*MIDDLEWARE, "--shutdown-timeout", "60"),
     )
 
@@ -209,18 +207,3 @@ def test_what_decisions_rest_on_is_shown(server: VllmServer, folder: Path) -> No
     eventually(lambda: ledger_closes(server.metrics()))
     counted = count_by(read_trace(folder / "decides.jsonl"), "decision", "decision")
     assert counted["pin"] == server.metric("continuum:decisions_total", decision="pin")
-
-
-def test_a_restart_knows_what_was_learned(
-    server: VllmServer, server_factory: ServerFactory, folder: Path
-) -> None:
-    terminate(server)
-    again = start(server_factory, "again", folder)
-    (said,) = agent(again, "fresh", (SHELL,))
-    assert said["decision"] == "pin"
-    (made,) = decisions(folder, "again", "job:fresh", 1)
-    assert made["known"]["prefill"] > made["known"]["load"] > 0
-    # Without a name, when the tokenizer is not there yet, the gaps of all turns speak.
-    assert made["known"]["gaps_seen"] > 8
-    for cost in ("prefill", "load"):
-        assert again.metric("continuum:costs_known", cost=cost) == 1.0

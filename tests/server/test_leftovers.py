@@ -46,7 +46,7 @@ def test_no_file_no_shared_memory_and_no_process_is_left(
     tiny_model: Path, tmp_path: Path, scratch: Path, ends: Callable[[VllmServer], None]
 ) -> None:
     before = set(os.listdir(SHARED_MEMORY))
-    asked_for = {name: tmp_path / name for name in ("trace.jsonl", "costs.json", "switch")}
+    asked_for = {name: tmp_path / name for name in ("trace.jsonl", "switch")}
     with VllmServer(
         tiny_model,
         f"test-leftovers-{ends.__name__}",
@@ -56,7 +56,6 @@ def test_no_file_no_shared_memory_and_no_process_is_left(
             "ttl_s": 50,
             "dram_bytes": DRAM_BYTES,
             "trace_path": str(asked_for["trace.jsonl"]),
-            "state_path": str(asked_for["costs.json"]),
             "switch_path": str(asked_for["switch"]),
         },
         env={"TMPDIR": str(scratch)},

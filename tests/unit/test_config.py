@@ -111,7 +111,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("trace_path", "5", "5"),
         ("trace_bytes", "64MiB", 64 * 2**20),
         ("trace_hashed", "1", True),
-        ("state_path", "/tmp/learned", "/tmp/learned"),
         ("switch_path", "/run/continuum/switch", "/run/continuum/switch"),
         ("id_headers", "X-Run-Id, X-Agent", "X-Run-Id, X-Agent"),
         ("echo", " No ", False),
@@ -361,9 +360,6 @@ def test_what_is_no_file_is_refused_before_it_is_opened(
     path = {"a named pipe": str(tmp_path / "pipe"), "a device": "/dev/null"}.get(
         kind, str(tmp_path)
     )
-    if (key, kind) == ("state_path", "a folder"):
-        assert load({key: path}).state_path == path
-        return
     message = refusal({key: path})
     assert message == (
         f"{key} = {path!r} is {kind}, which cannot serve as a file, so the server stops; "
@@ -408,13 +404,12 @@ def test_two_keys_that_name_one_file_are_refused(
 def test_a_file_under_a_name_that_a_full_trace_moves_to_is_refused(tmp_path: Path) -> None:
     trace, link = tmp_path / "t", tmp_path / "link"
     link.symlink_to(tmp_path / "t.7")
-    for key in ("state_path", "switch_path"):
-        for path in (tmp_path / "t.1", link):
-            message = refusal({"trace_path": str(trace), key: str(path)})
-            assert message.startswith(f"{key} = {str(path)!r} is what trace_path = ")
-            load({"trace_path": str(trace), key: str(path), "trace_bytes": 0})
-        load({"trace_path": str(trace), key: str(tmp_path / "t.one")})
-        load({"trace_path": str(trace), key: str(tmp_path / "1")})
+    for path in (tmp_path / "t.1", link):
+        message = refusal({"trace_path": str(trace), "switch_path": str(path)})
+        assert message.startswith(f"switch_path = {str(path)!r} is what trace_path = ")
+        load({"trace_path": str(trace), "switch_path": str(path), "trace_bytes": 0})
+    load({"trace_path": str(trace), "switch_path": str(tmp_path / "t.one")})
+    load({"trace_path": str(trace), "switch_path": str(tmp_path / "1")})
 
 
 def test_a_trace_that_would_keep_next_to_nothing_is_refused() -> None:

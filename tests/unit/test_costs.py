@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from continuum_connector.costs.costs import LONG_PREFIX, PARTS, Costs
+from continuum_connector.costs.costs import LONG_PREFIX, Costs
 from continuum_connector.costs.prefill import MAX_IN_FLIGHT, StepClock, Work
 from continuum_connector.costs.pressure import (
     MAX_AGE_S,
@@ -25,9 +21,6 @@ from continuum_connector.costs.pressure import (
     Queueing,
 )
 from continuum_connector.observe.account import Account
-from continuum_connector.policy.adaptive import Adaptive
-from continuum_connector.policy.base import FinishedTurn, Snapshot
-from continuum_connector.programs.program import Hints
 
 
 # --- queueing -----------------------------------------------------------------------------
@@ -247,7 +240,6 @@ def test_with_nothing_known_everything_is_free_and_programs_are_equally_long() -
     assert costs.prefill_s(1000, 500) == costs.load_s(10) == 0.0
     assert costs.queueing_s(0.0) == costs.price(0.0) == 0.0
     assert (costs.eta, costs.mean_blocks) == (1.0, 1.0)
-    assert costs.state() == {}
 
 
 def test_every_number_is_a_metric() -> None:
@@ -265,97 +257,6 @@ def test_every_number_is_a_metric() -> None:
     assert account.total("memoryfulness") == costs.eta < 1.0
     assert account.total("block_second_price") == costs.price(10.0) > 0.0
     assert account.total("costs_known") == 3
-
-
-def test_what_is_known_outlives_a_restart() -> None:
-    before, after = taught(), Costs(512)
-    assert after.restore(json.loads(json.dumps(before.state()))) == 0
-    assert set(before.state()) == set(PARTS)
-    assert after.prefill_s(3000, 1000) == before.prefill_s(3000, 1000)
-    assert after.load_s(77) == before.load_s(77)
-    assert after.read_s(77) == before.read_s(77)
-    assert after.eta == before.eta
-    assert after.state() == before.state()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"prefill": [1.0, 2.0]},
-        {"prefill": "fast"},
-        {"load": [0.1, -1.0]},
-        {"load": [0.1, float("nan")]},
-        {"store": [0.1, float("inf")]},
-        {"store": [True, 1.0]},
-        {"memoryfulness": {}},
-        {"tomorrow": [1]},
-        {"load": [10**400, 1]},
-        {"prefill": [1e300] * 5},
-        {"memoryfulness": [30.0, 10.0, 1e200, 1.0, 1.0, 1.0, 1.0]},
-    ],
-)
-def test_what_is_wrong_in_a_state_is_left_out_and_counted(wrong: dict[str, Any]) -> None:
-    costs, good = Costs(512), taught().state()
-    assert costs.restore({**good, **wrong}) == 1
-    assert costs.state() == {name: part for name, part in good.items() if name not in wrong}
-    assert Costs(512).restore([1]) == 1
-
-
-def test_a_state_written_by_hand_does_no_harm() -> None:
-    costs = Costs(512)
-    assert costs.restore({"memoryfulness": [100.0] + [0.0] * 6}) == 0
-    assert costs.eta == 1.0
-
-
-@pytest.mark.parametrize("cost", [5e-324, 1e-200, 1e6])
-def test_costs_at_the_end_of_what_floats_can_tell_are_corrected(cost: float) -> None:
-    costs = Costs(512)
-    assert costs.restore({"prefill": [cost] * 5}) == 0
-    for number in range(200):
-        num_new = number * 7 % 500 + 2
-        work = Work(num_new, num_new * (number % 5 * 1000 + num_new / 2), number % 4)
-        costs.seen.step(work, 0.01 + num_new * 1e-4)
-    assert costs.prefill_s(512) == pytest.approx(0.0612, rel=0.05)
-
-
-NUMBERS = st.one_of(
-    st.sampled_from([0, 1, -1, 5e-324, 1e-200, 1e-15, 1e6, 1e18, 1e200, 1e308, 10**30, 10**400]),
-    st.floats(),
-    st.floats(0, 1e18),
-)
-STATES = st.fixed_dictionaries(
-    {}, optional={name: st.lists(NUMBERS, min_size=n, max_size=n) for name, (n, _) in PARTS.items()}
-)
-
-
-@settings(max_examples=150)
-@given(STATES)
-def test_nothing_raises_whatever_was_restored(state: dict[str, list[float]]) -> None:
-    """No step, no decision and no gauge, and every number is one."""
-    costs = Costs(512)
-    costs.restore(state)
-    for number in range(40):
-        costs.seen.step(Work(100 + number, 5e4, 3, 3000), 0.01 + number * 1e-5)
-        costs.seen.loaded(number + 1, 0.01)
-        costs.seen.stored(number + 1, 0.01)
-        costs.seen.program_over(number % 7 + 1)
-    assert all(math.isfinite(value) for _, value, _ in costs.gauges(1.0))
-    turn = FinishedTurn(
-        "p", 1, 1000, 60, Hints(), prefill_s=costs.prefill_s(1000), load_s=costs.load_s(60)
-    )
-    world = Snapshot(
-        now=1.0,
-        num_blocks=1000,
-        num_free_blocks=0,
-        num_pinned_blocks=0,
-        num_waiting=3,
-        has_tier=True,
-        mean_blocks=60.0,
-        price=1e-3,
-        queueing_s=1.0,
-        eta=costs.eta,
-    )
-    assert Adaptive(60.0).decide(turn, world).decision
 
 
 def test_before_any_copy_was_seen_a_block_takes_what_its_bytes_take_on_a_slow_bus() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from bisect import insort
 
 import msgspec
@@ -11,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.sim.policies import return_quantile
-from continuum_connector.costs.state_file import run_to_end
 from continuum_connector.forecast import gaps as gaps_module
-from continuum_connector.forecast.forecast import EDGES, HALF_LIFE, Survival
-from continuum_connector.forecast.gaps import MAX_RECORDS, MAX_SAVED, MAX_TOOLS, Gaps, RecordedGaps
+from continuum_connector.forecast.forecast import EDGES, HALF_LIFE
+from continuum_connector.forecast.gaps import MAX_RECORDS, MAX_TOOLS, Gaps, RecordedGaps
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 
 RUN = Asked(Ending.CALLS, ("run",))
@@ -126,21 +122,10 @@ def test_the_window_holds_the_most_recent_in_order(values: list[float]) -> None:
     assert recorded.of("run") == (expected, expected)
 
 
-def test_what_is_no_gap_is_not_restored() -> None:
-    recorded = RecordedGaps()
-    saved = {"all": [1.0, -1.0, True, "2"], "tools": {"run": [2.0], "walk": [-3.0], "talk": 4}}
-    assert recorded.load_state(saved) == 3
-    assert recorded.of("run") == ([2.0], [1.0])
-    assert recorded.of("walk") == recorded.of("talk") == ((), [1.0])
-
-
-def test_a_gap_beyond_the_grid_is_as_long_as_the_grid_and_none_longer_is_restored() -> None:
+def test_a_gap_beyond_the_grid_is_as_long_as_the_grid() -> None:
     recorded = RecordedGaps()
     recorded.add("run", 1e308)
     assert recorded.of("run") == ([EDGES[-1]], [EDGES[-1]])
-    assert RecordedGaps().load_state(run_to_end(recorded.to_state())) == 0
-    assert recorded.load_state({"all": [], "tools": {"walk": [1e308, 1e-3, 1e308]}}) == 1
-    assert return_quantile(recorded.of("walk")[0], 0.9) < 100.0
 
 
 def test_recorded_tools_are_bounded() -> None:
@@ -160,98 +145,3 @@ def test_recorded_gaps_of_a_tool_survive_a_flood_of_invented_names() -> None:
     for i in range(3 * MAX_TOOLS):
         recorded.add(f"junk {i}", 1.0)
     assert recorded.of("pytest")[0] == [30.0] * 20
-
-
-def test_a_restart_forgets_open_gaps_and_nothing_else() -> None:
-    rng, gaps = random.Random(3), Gaps()
-    for _ in range(300):
-        for asked in (RUN, ANSWER, UNREAD, Asked(Ending.CALLS, ("other",))):
-            gaps.arrived(gaps.begin(asked, 0.0), rng.expovariate(0.3))
-    gaps.begin(RUN, 0.0)
-    again = Gaps()
-    assert again.load_state(after_json(run_to_end(gaps.to_state()))) == 0
-    assert len(again) == 0
-    for asked in (RUN, ANSWER, UNREAD):
-        assert again.forecast(asked).cdf == pytest.approx(gaps.forecast(asked).cdf, abs=0.01)
-        assert again.forecast(asked).num_seen == pytest.approx(
-            gaps.forecast(asked).num_seen, rel=0.02
-        )
-    mine, everyones = again.recorded(RUN)
-    assert len(mine) == len(everyones) == MAX_SAVED > 100
-
-
-def test_the_state_of_a_version_that_told_arguments_apart_still_loads() -> None:
-    gaps, again = Gaps(), Gaps()
-    for _ in range(20):
-        gaps.arrived(gaps.begin(RUN, 0.0), 3.0)
-    state = run_to_end(gaps.to_state())
-    tool = state["times"]["tools"]["run"]
-    tool["classes"] = {"-q path": tool["counts"], "<8": None}
-    assert again.load_state(after_json(state)) == 0
-    assert again.forecast(RUN).cdf == pytest.approx(gaps.forecast(RUN).cdf)
-    assert "classes" not in run_to_end(again.to_state())["times"]["tools"]["run"]
-
-
-def test_full_tables_are_copied_in_bites_and_may_change_in_between() -> None:
-    gaps = Gaps()
-    for tool in range(MAX_TOOLS):
-        for _ in range(3):
-            gaps.arrived(gaps.begin(Asked(Ending.CALLS, (f"tool {tool}",)), 0.0), 1.0)
-    num_copied, bites, longest = 0, gaps.to_state(), 0
-    with pytest.MonkeyPatch.context() as patch:
-        to_state = Survival.to_state
-
-        def counting(counts: Survival) -> tuple[float, float, bytes]:
-            nonlocal num_copied
-            num_copied += 1
-            return to_state(counts)
-
-        patch.setattr(Survival, "to_state", counting)
-        for number in itertools.count():
-            before = num_copied
-            try:
-                next(bites)
-            except StopIteration as end:
-                state = end.value
-                break
-            longest = max(longest, num_copied - before)
-            gaps.arrived(gaps.begin(Asked(Ending.CALLS, (f"new {number}",)), 0.0), 1.0)
-    assert longest <= 4
-    assert num_copied > MAX_TOOLS
-    assert Gaps().load_state(after_json(state)) == 0
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=10,
-)
-
-
-@st.composite
-def broken_states(draw: st.DrawFn) -> object:
-    """A good state with one part, at any depth, replaced by anything."""
-    gaps = Gaps()
-    gaps.arrived(gaps.begin(RUN, 0.0), 1.0)
-    gaps.arrived(gaps.begin(RUN, 0.0), 1.0)
-    state = after_json(run_to_end(gaps.to_state()))
-    parent, where = {"": state}, ""
-    root = parent
-    for _ in range(draw(st.integers(0, 6))):
-        inner = parent[where]
-        if not isinstance(inner, dict | list) or not inner:
-            break
-        parent = inner  # type: ignore[assignment]
-        where = draw(st.sampled_from(list(range(len(inner)) if isinstance(inner, list) else inner)))  # type: ignore[call-overload]
-    parent[where] = draw(JSON)
-    return root[""]
-
-
-@settings(max_examples=30)
-@given(broken_states())
-def test_whatever_is_in_a_state_is_survived(state: object) -> None:
-    gaps = Gaps()
-    assert gaps.load_state(state) >= 0
-    forecast = gaps.forecast(RUN)
-    assert 0.0 <= forecast.within(1.0) <= forecast.within(100.0) <= 1.0
-    assert gaps.arrived(gaps.begin(RUN, 0.0), 1.0) == 1.0

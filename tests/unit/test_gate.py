@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from bench.common.known_costs import know
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.prefill import Work
 from continuum_connector.forecast.gaps import Gaps
@@ -40,7 +41,7 @@ class Server:
         self.away = Away(self.gaps, 100)
         self.since: dict[str, float] = {}
         self.costs = Costs(1 << 20)
-        self.costs.restore({"prefill": [0.0, price, 0.0, 0.0, 0.0], "load": [0.0, 1e-3]})
+        know(self.costs, {"prefill": [0.0, price, 0.0, 0.0, 0.0], "load": [0.0, 1e-3]})
         self.set = WorkingSet(self.costs, self.away, lambda tokens: -(-tokens // BLOCK), 100)
         tier: Any = SimpleNamespace(num_blocks=dram)
         self.gate = Gate(wait_s, VRAM, tier, self.costs, self.set, Account())

@@ -100,20 +100,6 @@ def test_a_wrong_prior_is_gone_once_prefills_are_known(factor: float) -> None:
             each.seen.step(Work(20 + number, (20 + number) * 300.0), 0.01 + number * 1e-4)
     assert not costs.has_prior_prefill
     assert costs.prefill_s(512) == unbiased.prefill_s(512) > 0.0
-    assert costs.state() == unbiased.state(), "a state file has only what was measured"
-
-
-def test_what_was_restored_wins_over_the_prior_whichever_comes_first() -> None:
-    state = {"prefill": [0.5, 1e-3, 0.0, 0.0, 0.0]}
-    before, after = Costs(512), Costs(512)
-    before.restore(state)
-    before.seen.expect(prefill=PRIOR)
-    after.seen.expect(prefill=PRIOR)
-    after.restore(state)
-    for costs in (before, after):
-        assert costs.prefill_s(100) == pytest.approx(0.6)
-        assert not costs.has_prior_prefill
-        assert ("costs_known", 1.0, "prefill") in list(costs.gauges(0.0))
 
 
 def test_a_prior_does_not_count_as_known() -> None:

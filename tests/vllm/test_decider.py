@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from bench.common.known_costs import know
 from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity
@@ -347,7 +346,7 @@ def test_a_new_user_waits_hardly_longer_than_on_a_stock_server_for_pins_of_other
         engine = AgentEngine(
             100, extra_config={"policy": policy}, max_num_batched_tokens=2048, max_num_seqs=4
         )
-        engine.connector.costs.restore({"prefill": [0.01, 1e-4, 0.0, 0.0, 0.0]})
+        know(engine.connector.costs, {"prefill": [0.01, 1e-4, 0.0, 0.0, 0.0]})
         engine.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
         for person in range(3):
             engine.run_turn(f"a{person}", 350, seed=person)
@@ -459,7 +458,7 @@ def test_where_nothing_is_known_to_cost_anything_nothing_is_kept() -> None:
 
 def test_where_prefill_costs_and_the_tool_is_short_the_turn_is_pinned() -> None:
     engine = AgentEngine(200, extra_config={"policy": "adaptive"})
-    engine.connector.costs.restore(SLOW_PREFILL)
+    know(engine.connector.costs, SLOW_PREFILL)
     engine.run_turn("a", 400, program="p", kv_transfer_params=TOOLS)
     assert engine.num_pins() == 1
     assert engine.total("decisions", "pin") == 1
@@ -470,22 +469,9 @@ def test_a_policy_without_order_leaves_vllms_own() -> None:
         assert AgentEngine(extra_config={"policy": policy}).side.orders is ordered
 
 
-def test_what_was_learned_outlives_the_server(tmp_path: Path) -> None:
-    extra = {"state_path": str(tmp_path / "learned.json")}
-    engine = AgentEngine(200, extra_config=extra)
-    engine.run_turn("a", 100, program="p", kv_transfer_params=TOOLS)
-    engine.clock.advance(3.0)
-    engine.run_turn("b", engine.next_prompt("a", 20), program="p", kv_transfer_params=TOOLS)
-    engine.connector.shutdown()
-    again = AgentEngine(200, extra_config=extra)
-    spy = spied(again)
-    again.run_turn("a", 100, program="p", kv_transfer_params=TOOLS)
-    assert spy.seen[0][0].tool_gaps == pytest.approx([3.0], abs=0.05)
-
-
 def test_while_others_wait_a_pin_is_worth_less_the_longer_its_program_is_away() -> None:
     engine = AgentEngine(80, extra_config={"policy": "adaptive"}, max_num_batched_tokens=2048)
-    engine.connector.costs.restore(SLOW_PREFILL)
+    know(engine.connector.costs, SLOW_PREFILL)
     engine.run_turn("a", 400, program="p", kv_transfer_params=TOOLS)
     [pin] = engine.side.pins
     engine.clock.advance(30.0)

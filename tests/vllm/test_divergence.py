@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.common.known_costs import know
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.machine_draws import COSTS
 from tests.vllm.tiering import check, tiered, total
@@ -21,7 +22,7 @@ POLICIES = pytest.mark.parametrize("policy", ["adaptive", "fixed_ttl"])
 
 def ours(num_slots: int = 200, policy: str = "fixed_ttl", num_blocks: int = 200) -> Engine:
     engine = tiered(num_blocks, num_slots, config={"policy": policy})
-    engine.connector.costs.restore(COSTS["both"])
+    know(engine.connector.costs, COSTS["both"])
     return engine
 
 

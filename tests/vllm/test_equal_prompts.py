@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.common.known_costs import know
 from continuum_connector.toolcalls.asked import Asked, Ending
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import check, tiered, total
@@ -19,7 +20,7 @@ def engine_of(num_blocks: int, num_slots: int, **more: Any) -> Engine:
     a tool."""
     options = {"max_num_batched_tokens": 4096, "config": {"policy": "adaptive"}} | more
     engine = tiered(num_blocks, num_slots, **options)
-    engine.connector.costs.restore(COSTS)
+    know(engine.connector.costs, COSTS)
     engine.connector.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
     return engine
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.common.known_costs import know
 from continuum_connector.toolcalls.asked import Asked, Ending
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import check, tiered
@@ -19,7 +20,7 @@ def beside_a_flood(max_programs: int, named: bool = False) -> tuple[int, Engine]
     """What an agent finds beside 25 questions between two of its turns, six blocks each."""
     config = {"policy": "adaptive", "max_programs": max_programs}
     engine = tiered(60, 120, max_num_batched_tokens=4096, config=config)
-    engine.connector.costs.restore(COSTS)
+    know(engine.connector.costs, COSTS)
     engine.connector.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
     found = 0
     for turn in range(3):

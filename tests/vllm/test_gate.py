@@ -11,6 +11,7 @@ import pytest
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.request import RequestStatus
 
+from bench.common.known_costs import know
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import MODES, SLOT_BYTES, hold, park
@@ -23,7 +24,7 @@ def gated(num_blocks: int = 100, **kwargs: Any) -> AgentEngine:
     """An engine with a gate that knows what a prefill costs; no DRAM."""
     extra = {"gate_wait_s": WAIT_S, "ttl_s": 5, **kwargs.pop("extra_config", {})}
     engine = AgentEngine(num_blocks, max_num_batched_tokens=1024, extra_config=extra, **kwargs)
-    engine.connector.costs.restore({"prefill": [0.0, 1e-2, 0.0, 0.0, 0.0]})
+    know(engine.connector.costs, {"prefill": [0.0, 1e-2, 0.0, 0.0, 0.0]})
     return engine
 
 

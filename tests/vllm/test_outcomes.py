@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bench.common.known_costs import know
 from continuum_connector.observe.metric_table import CHANCES, OUTCOMES
 from continuum_connector.observe.trace import EVENTS
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
@@ -66,7 +67,7 @@ class Agents(AgentEngine):
         config = {"dram_bytes": kwargs.pop("num_slots", 0) * SLOT_BYTES, "max_pinned_fraction": 0.5}
         super().__init__(num_blocks, extra_config=config, **kwargs)
         self.side.decider.policy = Says(decision)
-        self.side.decider.costs.restore(SECOND)
+        know(self.side.decider.costs, SECOND)
         self.kept = Kept()
         self.side.records.trace = self.side.records.outcomes._trace = self.kept
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.common.known_costs import know
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 from tests.vllm.harness import Engine
 from tests.vllm.machine_draws import COSTS
@@ -21,7 +22,7 @@ def end(engine: Engine, key: str) -> bool:
 
 def ours(policy: str = "fixed_ttl", **more: Any) -> Engine:
     engine = tiered(100, 60, config={"policy": policy}, **more)
-    engine.connector.costs.restore(COSTS["both"])
+    know(engine.connector.costs, COSTS["both"])
     return engine
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from bench.common.known_costs import know
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.toolcalls.asked import Asked, Ending
 from tests.vllm.harness import Engine, prompt
@@ -42,7 +43,7 @@ def stock(num_blocks: int) -> Engine:
 def ours(num_blocks: int, num_slots: int, policy: str = "adaptive", **more: Any) -> Engine:
     """To compute is slow; every answer reads as a last one."""
     engine = tiered(num_blocks, num_slots, config={"policy": policy}, **more)
-    engine.connector.costs.restore(COSTS["both"])
+    know(engine.connector.costs, COSTS["both"])
     engine.connector.side.decider._reader.read = lambda *_, **__: Asked(Ending.ANSWER)
     return engine
 

@@ -223,8 +223,6 @@ def find_drive(machine: Machine, mount: Mount) -> Drive | None:
 
 def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Can each file that the config names be written or read, and does each endpoint have a key?"""
-    if path := plan.config.state_path:
-        yield _state(machine, path)
     if path := plan.config.trace_path:
         yield _trace(machine, path)
     if path := plan.config.switch_path:
@@ -237,14 +235,6 @@ def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     if program_endpoint.MIDDLEWARE in plan.middleware:
         text = f"{program_endpoint.PATH} ends a program, for who has the key"
         yield _endpoint(machine, program_endpoint, ok("program endpoint", text))
-
-
-def _state(machine: Machine, path: str) -> Line:
-    if not machine.can_write(path):
-        text = f"{path} cannot be written, so what is learned ends with the process"
-        return warning("state_path", text, "name a file in a folder that exists and is writable")
-    where = "a file of its own per model and device in it" if machine.is_folder(path) else path
-    return ok("state_path", f"learned costs and tool times outlive a restart: {where}")
 
 
 def _trace(machine: Machine, path: str) -> Line:
