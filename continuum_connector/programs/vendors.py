@@ -5,11 +5,6 @@ Pure: a request's headers (names in lower case) and top-level body fields in, th
 agents and gateways say who they are in their vendor's headers and fields, and ids get the vendor's
 namespace here ("codex:<id>"). `user` and `safety_identifier` are not read, because they name a
 tenant, who runs many programs.
-
-Some vendors' APIs can say how long a client would like its KV to be found again:
-Anthropic: `cache_control: {"type": "ephemeral", "ttl": "5m" | "1h"}`, at the top of a request or
-on a block of `system`, `messages` (in `content`, to any depth of tool results) or `tools`.
-OpenAI: `prompt_cache_retention: "in_memory" | "24h"`.
 """
 
 from __future__ import annotations
