@@ -141,7 +141,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._gate, self._read_ahead = side.gate, side.read_ahead
         self._epochs = self._steps.epochs
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
-        self._traffic, self._queues = side.traffic, side.queues
+        self._traffic = side.traffic
         self._turns, self._records = side.turns, side.records
         self.switch = open_switch(self.config.switch_path, self._wake)
 
@@ -188,9 +188,11 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self.side.bus.new_step(now)
         yield from self._read_ahead.let_in(now, everybody)
         yield from self.side.adapters.let_in(everybody)
-        for held in gate.let_all_in(now) if everybody else gate.open(num_known, now):
-            self._records.happened("let_in", now, held.turn, **held.trace_fields())
-            yield held.request_id
+        let_in = gate.let_all_in(now) if everybody else gate.open(num_known, now)
+        for request_id, turn, because in let_in:
+            said = {"because": because.value, "held_s": turn.held_s}
+            self._records.happened("let_in", now, turn, **said)
+            yield request_id
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""
@@ -238,11 +240,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         now = self._clock()
         work = compat.step_work(scheduler_output, self._step_clock.skips_decodes)
         self._step_clock.scheduled(work, now)
-        if self._queues and self._gate.is_on:
-            is_anybody_waiting = (
-                any(queue.num_let_in for queue in self._queues) or len(self._read_ahead) > 0
-            )
-            self._gate.stepped(work, self._traffic.num_loads > 0, is_anybody_waiting, now)
         if (
             self._steps.is_idle(now)
             and not self._is_switch_due

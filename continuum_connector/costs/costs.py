@@ -125,10 +125,6 @@ class Costs:
         """Seconds to compute `num_tokens` behind `num_cached` cached ones."""
         return self._models.prefill.seconds(num_tokens, num_cached)
 
-    def prompt_s(self, work: Work) -> float:
-        """Seconds that the prompts of a step add to it."""
-        return self._models.prefill.compute_s(work)
-
     def load_s(self, num_blocks: int) -> float:
         """Seconds to bring `num_blocks` back from DRAM; until loads were seen, as for stores."""
         model = self._models.load if self._models.load.is_known else self._models.store

@@ -151,11 +151,6 @@ class PrefillModel:
         pairs = num_new * (num_cached + num_new / 2)
         return num_steps * base + per_token * num_new + per_pair * pairs
 
-    def compute_s(self, work: Work) -> float:
-        """Seconds that the prompts of a step add to it."""
-        _, per_token, per_pair = self._costs()
-        return per_token * work.num_new + per_pair * work.pairs
-
     def _costs(self) -> tuple[float, float, float]:
         """Base, per_token and per_pair, from the best that is known."""
         if self.is_known:

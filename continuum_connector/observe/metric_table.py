@@ -85,7 +85,7 @@ HOOKS = (
     *("start_load_kv", "wait_for_save", "get_finished", OTHER),
 )
 KEPT = ("only_ours", "stock_too", "only_stock", "unknown")
-OPENED = ("fits_vram", "fits_dram", "gpu_idle", "empty", "deadline", "switched_off")
+OPENED = ("fits", "empty", "deadline", "switched_off")
 CHANCES = tuple(f"{low}-{low + 10}" for low in range(0, 100, 10))  # percent
 PIN_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 HOOK_BUCKETS = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 0.01, 0.1)
@@ -182,8 +182,6 @@ METRICS: tuple[Metric, ...] = (
         "than memory can hold", because=OPENED),
     histogram("gate_wait_seconds", "How long first turns were held; their time to first token "
         "includes it", PIN_BUCKETS),
-    gauge("gate_bank_seconds", "Idle seconds of the last cycle that a start may still spend, by "
-        "what was idle", of=("gpu", "bus")),
     gauge("working_set_programs", "Programs that have begun and are expected back"),
     gauge("working_set_blocks", "Blocks that these programs want within a cycle"),
     histogram("hook_seconds", "Time of our hooks inside vLLM's step; above 0.0001 they cost "

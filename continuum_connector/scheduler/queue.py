@@ -113,11 +113,6 @@ class ProgramQueue:
         return itertools.chain(self._heap, self._aside, self._held.values())
 
     # --- ours -------------------------------------------------------------------------
-    @property
-    def num_let_in(self) -> int:
-        """How many requests wait here without being held at the gate, or hidden out of order."""
-        return len(self._by_id)
-
     def peek_rank(self) -> Rank:
         """The rank of the request that `peek_request` would show; the queue must not be empty."""
         first = self._heap.first()

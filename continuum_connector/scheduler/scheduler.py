@@ -31,7 +31,6 @@ from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import StopStrings, Turn, TurnEnd, Turns
 from continuum_connector.scheduler.waiting import Bus, ReadAhead
-from continuum_connector.scheduler.working_set import WorkingSet
 
 
 @dataclass(frozen=True)
@@ -99,15 +98,14 @@ class SchedulerSide:
         self.bus = Bus(self.traffic, costs, self.queues)
         self.adapters = Adapters(max_loras, self.tier)
         self.read_ahead = ReadAhead(self.tier, self._pool, self.turns, self.groups.hash_size)
-        self._working_set = WorkingSet(
-            costs, self.decider.away, self.groups.least_blocks, config.max_programs
-        )
+        vram, tier = self._num_vram_blocks, self.tier
         self.gate = Gate(
             config.gate_wait_s if self.orders else 0.0,
-            self._num_vram_blocks,
-            self.tier,
+            lambda: max(vram, tier.num_blocks),
+            self.groups.least_blocks,
             costs,
-            self._working_set,
+            self.decider.away,
+            config.max_programs,
             self.records.account,
         )
 
@@ -225,7 +223,7 @@ class SchedulerSide:
             turn.stock_tokens = in_stock
             self.turns.admit(request.request_id)
             turn.tier_tokens = found
-            self._working_set.found(turn, sum(turn.hit_tokens.values()))
+            self.gate.found(turn, sum(turn.hit_tokens.values()))
             self.records.admitted(request, turn, now)
             shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
             self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
@@ -293,7 +291,7 @@ class SchedulerSide:
             blocks = NO_BLOCKS
         choice = self._decisions.keep(turn, request, blocks, end, now)
         if turn.is_let_in:
-            self._working_set.finished(turn, request.num_tokens, now)
+            self.gate.finished(turn, request.num_tokens, now)
         return answer(turn, choice) if self._echo else None
 
     def end_program(self, key: str, now: float) -> bool:

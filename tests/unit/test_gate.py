@@ -1,10 +1,9 @@
-"""Gate and WorkingSet alone: who is held, for how long, and what they reckon with."""
+"""The gate alone: who is held, for how long, and what it reckons with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,39 +11,35 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from bench.common.known_costs import know
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.prefill import Work
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.metric_table import OPENED
 from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
 from continuum_connector.scheduler.away import Away
-from continuum_connector.scheduler.gate import COST_FACTOR, Bank, Because, Gate, Held
+from continuum_connector.scheduler.gate import FIRST_CYCLE_S, Because, Gate, LetIn
 from continuum_connector.scheduler.turns import Turn
-from continuum_connector.scheduler.working_set import FIRST_CYCLE_S, WorkingSet
 from continuum_connector.toolcalls.asked import UNREAD
 from continuum_connector.tools.analysis.words import told
 
 BLOCK = 16
 VRAM = 100  # blocks
 TOKENS = 60 * BLOCK  # two such programs do not fit
-PER_TOKEN = 1e-3  # seconds
 
 
 class Server:
     """A gate, what it reckons with, and the turns that came to it; time moves when told."""
 
-    def __init__(self, wait_s: float = 30.0, dram: int = 0, price: float = PER_TOKEN) -> None:
+    def __init__(self, wait_s: float = 30.0, room: int = VRAM) -> None:
         self.now = 1000.0
         self.gaps = Gaps()
         self.away = Away(self.gaps, 100)
         self.since: dict[str, float] = {}
         self.costs = Costs(1 << 20)
-        know(self.costs, {"prefill": [0.0, price, 0.0, 0.0, 0.0], "load": [0.0, 1e-3]})
-        self.set = WorkingSet(self.costs, self.away, lambda tokens: -(-tokens // BLOCK), 100)
-        tier: Any = SimpleNamespace(num_blocks=dram)
-        self.gate = Gate(wait_s, VRAM, tier, self.costs, self.set, Account())
+        self.gate = Gate(
+            *(wait_s, lambda: room, lambda tokens: -(-tokens // BLOCK), self.costs, self.away, 100),
+            account=Account(),
+        )
         self.turns: dict[str, Turn] = {}
         self.programs: dict[str, Program] = {}
 
@@ -74,23 +69,19 @@ class Server:
         else:
             self.away.ended(turn.program.key, self.now)
         if turn.is_let_in:
-            self.set.finished(turn, tokens, self.now)
+            self.gate.finished(turn, tokens, self.now)
 
-    def open(self, seconds: float = 0.0) -> dict[str, Because | None]:
+    def open(self, seconds: float = 0.0) -> dict[str, Because]:
         """So much later, before a step: who is let in, and why."""
         self.now += seconds
         opened = self.gate.open(len(self.turns), self.now)
-        return {held.request_id: held.because for held in opened}
-
-    def step(self, new_tokens: int = 0, loading: bool = False, waiting: bool = False) -> None:
-        self.gate.stepped(Work(num_new=new_tokens), loading, waiting, self.now)
+        return {request: because for request, _, because in opened}
 
 
 def busy(**kwargs: Any) -> Server:
-    """A server whose VRAM one program fills; the next would cost it prefills."""
+    """A server whose room one program fills."""
     server = Server(**kwargs)
     assert not server.turn("a"), "nobody else is there"
-    server.step(new_tokens=10**9)
     return server
 
 
@@ -108,51 +99,10 @@ def test_a_program_waits_while_it_would_push_another_out_and_begins_when_it_fits
     assert server.open(1.0) == {}
     server.finish("a1", is_back=False)
     server.turn("c", tokens=1, final=True)  # somebody runs, so it is not the empty engine
-    assert server.open() == {"b1": Because.FITS_VRAM}
+    assert server.open() == {"b1": Because.FITS}
 
 
-def test_who_fits_dram_pays_with_idle_time_of_the_bus_and_does_so_once() -> None:
-    server = busy(dram=200)
-    assert all(server.turn(name) for name in "bc")
-    assert server.open(0.05) == {}, "60 blocks take 60 ms of the bus"
-    server.step(new_tokens=10**9)
-    assert server.open(0.05) == {"b1": Because.FITS_DRAM}
-    assert server.open() == {}
-
-
-def test_what_lies_in_vram_lies_in_dram_too_so_their_sum_is_not_room() -> None:
-    server = busy(dram=110)
-    assert server.turn("b")
-    assert server.open(0.5) == {}, "120 blocks fit neither, and both together"
-
-
-def test_no_time_is_saved_on_the_bus_while_a_load_is_under_way() -> None:
-    server = busy(dram=200)
-    server.step(new_tokens=10**9, loading=True)
-    assert server.turn("b")
-    assert server.open(0.5) == {}
-
-
-def test_idle_time_of_the_gpu_lets_in_who_fits_nowhere() -> None:
-    server = busy()
-    server.set.cycle_s = 10.0
-    assert server.turn("b")
-    server.step()  # only decodes
-    cost_s = COST_FACTOR * PER_TOKEN * TOKENS
-    assert server.open(0.9 * cost_s) == {}
-    assert server.open(0.3 * cost_s) == {"b1": Because.GPU_IDLE}
-
-
-@pytest.mark.parametrize("how", [{"loading": True}, {"waiting": True}, {"new_tokens": 10**9}])
-def test_the_gpu_is_not_idle_while_work_is_done_or_coming(how: dict[str, Any]) -> None:
-    server = busy()
-    server.set.cycle_s = 10.0
-    assert server.turn("b")
-    server.step(**how)
-    assert server.open(5.0) == {}
-
-
-def test_whoever_waits_long_enough_begins_wherever_it_stands_in_line() -> None:
+def test_whoever_waits_long_enough_begins() -> None:
     server = busy()
     assert server.turn("b")
     assert server.open(29.0) == {}
@@ -160,15 +110,6 @@ def test_whoever_waits_long_enough_begins_wherever_it_stands_in_line() -> None:
     assert server.open(1.5) == {"b1": Because.DEADLINE}
     assert server.open(27.0) == {}
     assert server.open(2.0) == {"c1": Because.DEADLINE}
-
-
-def test_who_waits_longer_than_the_knob_had_that_much_work_before_it() -> None:
-    server = busy(price=1.0)
-    assert server.turn("b", tokens=50 * BLOCK)
-    assert server.turn("c"), "800 s of work is held before it"
-    assert server.open(40.0) == {"b1": Because.DEADLINE}
-    assert server.open(700.0) == {}
-    assert server.open(100.0) == {"c1": Because.DEADLINE}
 
 
 def test_infinite_patience_waits_for_room() -> None:
@@ -202,7 +143,7 @@ def test_with_a_turn_that_begins_begin_the_others_of_its_program() -> None:
     assert server.open() == {"b1": Because.EMPTY, "b2": Because.EMPTY}
     assert list(server.gate._line) == ["c1"]
     server.finish("c1")
-    assert not server.gate._of_program
+    assert not server.gate._num_held
 
 
 def test_a_small_prompt_passes_and_its_program_stands_at_the_gate_once_it_has_grown() -> None:
@@ -234,37 +175,21 @@ def test_a_turn_whose_client_went_away_leaves_the_line() -> None:
 def test_switched_off_everybody_is_let_in_and_nobody_followed() -> None:
     server = busy()
     assert all(server.turn(name) for name in "bc")
-    opened = {held.request_id: held.because for held in server.gate.let_all_in(server.now)}
+    opened = {request: because for request, _, because in server.gate.let_all_in(server.now)}
     assert opened == dict.fromkeys(("b1", "c1"), Because.SWITCHED_OFF)
-    assert (len(server.gate), len(server.set), server.set.blocks) == (0, 0, 0.0)
-
-
-# --- the bank -----------------------------------------------------------------------------
-def test_a_bank_forgets_within_a_cycle_and_pays_once() -> None:
-    bank = Bank()
-    bank.advance(2.0, 2.0, 10.0)
-    assert [bank.pay(1.5), bank.pay(1.0)] == [True, False]
-    bank.advance(0.0, 10.0, 10.0)
-    assert bank.seconds == pytest.approx(0.5 / math.e)
-
-
-def test_a_bank_never_holds_more_than_a_cycle_or_two() -> None:
-    bank = Bank()
-    for _ in range(1000):
-        bank.advance(1.0, 1.0, 10.0)
-    assert 10.0 < bank.seconds < 11.0
+    assert (len(server.gate), len(server.gate.members), server.gate.blocks) == (0, 0, 0.0)
 
 
 # --- the working set ----------------------------------------------------------------------
 def test_who_is_away_counts_by_its_chance_to_be_back_within_a_cycle() -> None:
     server = busy()
-    assert server.set.blocks == 60
+    assert server.gate.blocks == 60
     server.finish("a1")
     forecast = server.gaps.forecast(UNREAD)
-    assert server.set.blocks == pytest.approx(60 * forecast.within(FIRST_CYCLE_S))
+    assert server.gate.blocks == pytest.approx(60 * forecast.within(FIRST_CYCLE_S))
     server.now += 600.0
-    server.set.refresh(1, server.now)
-    assert server.set.blocks < 60 * forecast.within(FIRST_CYCLE_S) / 10
+    server.gate.refresh(1, server.now)
+    assert server.gate.blocks < 60 * forecast.within(FIRST_CYCLE_S) / 10
 
 
 def test_a_program_that_nobody_expects_leaves_and_teaches_how_large_programs_get() -> None:
@@ -272,29 +197,26 @@ def test_a_program_that_nobody_expects_leaves_and_teaches_how_large_programs_get
     server.finish("a1")
     server.turn("a", 2 * TOKENS)
     server.finish("a2", 3 * TOKENS, is_back=False)
-    assert (len(server.set), server.set.blocks) == (0, 0.0)
-    assert server.set.full_size(TOKENS) == 3 * TOKENS
+    assert (len(server.gate.members), server.gate.blocks) == (0, 0.0)
+    assert server.gate.full_size(TOKENS) == 3 * TOKENS
 
 
 def test_who_has_begun_counts_with_what_it_holds_and_who_has_not_with_what_it_will() -> None:
     """A program gives its room back at its end, before the last of the others has grown up."""
-    server = busy(dram=3 * 60 + 60)
+    server = busy(room=3 * 60 + 60)
     server.finish("a1")
     server.turn("a")
     server.finish("a2", 3 * TOKENS, is_back=False)
     server.turn("c")
-    assert server.set.blocks == 60
-    server.set.cycle_s = 10.0
-    assert server.turn("b")
-    server.step(new_tokens=10**9)
-    assert server.open(0.3) == {"b1": Because.FITS_DRAM}
+    assert server.gate.blocks == 60
+    assert not server.turn("b"), "60 and three times 60 blocks fit"
 
 
 def test_what_the_first_turn_found_is_held_by_others() -> None:
     server = busy()
-    server.set.found(server.turns["a1"], 20 * BLOCK)
-    server.set.refresh(1, server.now)
-    assert server.set.blocks == 40
+    server.gate.found(server.turns["a1"], 20 * BLOCK)
+    server.gate.refresh(1, server.now)
+    assert server.gate.blocks == 40
 
 
 def test_the_cycle_is_the_mean_time_from_turn_to_turn() -> None:
@@ -303,7 +225,7 @@ def test_the_cycle_is_the_mean_time_from_turn_to_turn() -> None:
         server.finish(next(iter(server.turns)))
         server.now += seconds
         server.turn("a")
-    assert server.set.cycle_s == pytest.approx(6.0)
+    assert server.gate.cycle_s == pytest.approx(6.0)
 
 
 def test_a_turn_that_was_passed_at_the_gate_makes_no_cycle_of_negative_length() -> None:
@@ -313,7 +235,7 @@ def test_a_turn_that_was_passed_at_the_gate_makes_no_cycle_of_negative_length() 
     assert not server.turn("b", final=True)
     server.now += 40.0
     assert server.open() == {"b1": Because.DEADLINE}
-    assert server.set.cycle_s == FIRST_CYCLE_S
+    assert server.gate.cycle_s == FIRST_CYCLE_S
 
 
 def test_a_program_whose_turn_stands_at_the_gate_is_not_over() -> None:
@@ -324,13 +246,11 @@ def test_a_program_whose_turn_stands_at_the_gate_is_not_over() -> None:
         server.finish(f"b{number}", BLOCK)
     server.now += 9.0
     assert server.turn("b")
-    share = server.set.return_share
-    server.set.refresh(10, server.now)
-    assert "b" in server.set
-    assert server.set.full_size(1) == 1, "it has not ended with a block"
-    assert server.set.blocks == 60, "at the gate it asks for nothing"
+    server.gate.refresh(10, server.now)
+    assert "b" in server.gate.members
+    assert server.gate.full_size(1) == 1, "it has not ended with a block"
+    assert server.gate.blocks == 60, "at the gate it asks for nothing"
     assert server.open(100.0) == {"b3": Because.DEADLINE}
-    assert server.set.return_share > share, "its third turn followed its second"
 
 
 def test_whoever_leaves_the_gate_unserved_is_over_as_any_other() -> None:
@@ -340,26 +260,25 @@ def test_whoever_leaves_the_gate_unserved_is_over_as_any_other() -> None:
     server.finish("b1", BLOCK)
     assert server.turn("b")
     server.finish("b2", is_back=False)
-    server.set.refresh(10, server.now)
-    assert "b" not in server.set
-    assert not server.set.at_gate
+    server.gate.refresh(10, server.now)
+    assert "b" not in server.gate.members
+    assert not server.gate._num_held
 
 
 def test_the_table_is_bounded() -> None:
     server = Server()
     for number in range(150):
         server.turn(f"p{number}", BLOCK, parent="p")
-    assert (len(server.set), server.set.blocks) == (100, 100.0)
+    assert (len(server.gate.members), server.gate.blocks) == (100, 100.0)
 
 
 class Agents(RuleBasedStateMachine):
-    """Whatever comes, in whatever order: the bound holds, and the sums are those of the parts."""
+    """Whatever comes, in whatever order: the bound holds, and the sum is that of the parts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.server = Server(wait_s=5.0, dram=150)
+        self.server = Server(wait_s=5.0, room=150)
         self.deadlines: dict[str, float] = {}
-        self.longest_cycle_s = FIRST_CYCLE_S  # idle time of a longer one is forgotten by and by
 
     @rule(
         name=st.sampled_from("abcdefgh"),
@@ -369,13 +288,11 @@ class Agents(RuleBasedStateMachine):
     )
     def arrive(self, name: str, tokens: int, final: bool | None, parent: str | None) -> None:
         server = self.server
-        begun = name in server.set and server.set._members[name].has_begun
-        ahead = server.set.work_s + sum(each.work_s for each in server.gate._line.values())
+        begun = name in server.gate.members and server.gate.members[name].has_begun
         held = server.turn(name, tokens, final=final, parent=parent)
         assert not (held and (begun or final or parent))
         if held:
-            request = f"{name}{server.programs[name].num_turns}"
-            self.deadlines[request] = server.now + max(5.0, ahead)
+            self.deadlines[f"{name}{server.programs[name].num_turns}"] = server.now + 5.0
 
     @rule(data=st.data(), is_back=st.booleans())
     def end(self, data: st.DataObject, is_back: bool) -> None:
@@ -384,16 +301,10 @@ class Agents(RuleBasedStateMachine):
             self.deadlines.pop(request, None)
             self.server.finish(request, data.draw(st.integers(1, 5000)), is_back)
 
-    @rule(
-        seconds=st.sampled_from([0.0, 0.01, 1.0, 7.0, 2000.0]),
-        new_tokens=st.sampled_from([0, 100, 10_000]),
-        loading=st.booleans(),
-        waiting=st.booleans(),
-    )
-    def step(self, seconds: float, new_tokens: int, loading: bool, waiting: bool) -> None:
+    @rule(seconds=st.sampled_from([0.0, 0.01, 1.0, 7.0, 2000.0]))
+    def step(self, seconds: float) -> None:
         self.server.now += seconds
         self._opened(self.server.gate.open(len(self.server.turns), self.server.now))
-        self.server.step(new_tokens, loading, waiting)
         late = [r for r, at in self.deadlines.items() if at + 1e-6 <= self.server.now]
         assert not late, "held beyond the bound"
         held, known = len(self.server.gate), len(self.server.turns)
@@ -404,24 +315,18 @@ class Agents(RuleBasedStateMachine):
         self._opened(self.server.gate.let_all_in(self.server.now))
         assert not self.deadlines
 
-    def _opened(self, opened: Iterator[Held]) -> None:
-        for held in opened:
-            del self.deadlines[held.request_id]  # exactly once
-            assert self.server.turns[held.request_id].is_let_in
+    def _opened(self, opened: Iterator[LetIn]) -> None:
+        for request, turn, _ in opened:
+            del self.deadlines[request]  # exactly once
+            assert turn.is_let_in
 
     @invariant()
-    def the_sums_are_those_of_the_parts(self) -> None:
-        gate, working_set = self.server.gate, self.server.set
-        assert set(gate._line) == set(self.deadlines)
-        members = working_set._members.values()
-        assert working_set.blocks == pytest.approx(sum(m.blocks for m in members), abs=1e-6)
-        assert working_set.work_s == pytest.approx(sum(m.work_s for m in members), abs=1e-6)
-        assert gate._held_work_s == pytest.approx(
-            sum(each.work_s for each in gate._line.values()), abs=1e-6
-        )
-        self.longest_cycle_s = max(self.longest_cycle_s, working_set.cycle_s)
-        for bank in (gate.gpu, gate.bus):
-            assert 0.0 <= bank.seconds <= 2 * self.longest_cycle_s + 1e-6
+    def the_sum_is_that_of_the_parts(self) -> None:
+        gate = self.server.gate
+        assert set(gate) == set(self.deadlines)
+        assert gate._num_held.total() == len(gate)
+        blocks = sum(member.blocks for member in gate.members.values())
+        assert gate.blocks == pytest.approx(blocks, abs=1e-6)
 
 
 TestAgents = Agents.TestCase

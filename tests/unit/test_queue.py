@@ -218,7 +218,7 @@ def test_who_is_set_aside_counts_and_is_not_shown_but_stands_in_order() -> None:
     queue = ProgramQueue(Ranks(), sets_aside=aside.__contains__)
     requests = [Waiting(f"r{i}", rank) for i, rank in enumerate((5, 3, 4, 9))]
     queue.prepend_requests(requests)
-    assert (len(queue), queue.num_let_in, queue.first_aside) == (4, 4, ((3,), "r1"))
+    assert (len(queue), queue.first_aside) == (4, ((3,), "r1"))
     assert [each in queue for each in requests] == [True] * 4
     assert [each.rank for each in queue] == [9, 3, 4, 5]
     requests[0].rank = 1

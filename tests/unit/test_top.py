@@ -205,10 +205,10 @@ def test_without_a_disk_nothing_is_said_of_one() -> None:
 
 def test_the_gate_is_told_of_where_it_follows_programs() -> None:
     assert "gate" not in said(two(LATER))
-    held = {"gate_held": 2, "gate_opened{fits_dram}": 5, "gate_opened{deadline}": 7}
+    held = {"gate_held": 2, "gate_opened{fits}": 5, "gate_opened{deadline}": 7}
     held |= {"working_set_programs": 12, "working_set_blocks": 140}
     text = said(two(LATER | held))
-    assert "gate 12 under way want 140 % of VRAM a cycle 2 held deadline 7 fits_dram 5" in text
+    assert "gate 12 under way want 140 % of VRAM a cycle 2 held deadline 7 fits 5" in text
     few = {"working_set_programs": 1, "working_set_blocks": 5}
     assert "gate 1 under way want 5.0 % of VRAM a cycle 0 held" in said(two(LATER | few))
 

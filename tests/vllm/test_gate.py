@@ -14,7 +14,7 @@ from vllm.v1.request import RequestStatus
 from bench.common.known_costs import know
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine, prompt
-from tests.vllm.tiering import MODES, SLOT_BYTES, hold, park
+from tests.vllm.tiering import MODES
 
 WAIT_S = 30.0
 LARGE = 60 * 16  # tokens; two such programs do not fit into 100 blocks
@@ -135,7 +135,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(order: tuple[str, ...]) -
     assert (held(engine), len(engine.scheduler.waiting)) == ([], 0)
     engine.run_until_idle()
     assert engine.admissions == ["a"]
-    assert not engine.side.gate._deadlines.first()
+    assert not engine.side.gate._num_held
 
 
 def test_the_whole_queue_can_be_ended() -> None:
@@ -173,26 +173,6 @@ def test_an_engine_with_nobody_but_held_turns_does_not_step_without_end() -> Non
     engine = crowded(extra_config={"gate_wait_s": "inf"})
     engine.abort("a")
     assert engine.run_until_idle() < 100
-
-
-def test_a_load_that_begins_while_others_only_decode_keeps_the_bus_busy() -> None:
-    engine = gated(200, extra_config={"dram_bytes": 400 * SLOT_BYTES})
-    engine.run_turn("x1", LARGE, program="x")
-    park(engine)
-    engine.add("a", 16, max_tokens=400, program="a", seed=1)
-    engine.steps(10)
-    hold(engine)
-    for number in range(2, 10):  # one step in so many is looked at by the clock
-        engine.add(f"x{number}", engine.next_prompt("x1", 16), max_tokens=4, program="x")
-        engine.step()
-        assert engine.side.traffic.num_loads > 0
-        assert not engine.side.gate._is_bus_free
-        engine.settle()
-        engine.abort(f"x{number}")
-        engine.steps(3)
-    engine.settle()
-    hold(engine, False)
-    engine.run_until_idle()
 
 
 def test_a_session_that_waits_for_its_client_is_no_work() -> None:
@@ -241,7 +221,7 @@ def test_preempted_turns_are_not_held() -> None:
     assert engine.total("gate_opened") == 0
 
 
-def test_the_trace_says_what_its_start_would_have_cost(tmp_path: Path) -> None:
+def test_the_trace_says_why_it_was_let_in(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     engine = crowded(extra_config={"trace_path": str(path)})
     engine.run_until_idle()
@@ -249,7 +229,7 @@ def test_the_trace_says_what_its_start_would_have_cost(tmp_path: Path) -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     told = [each for each in records if each["event"] == "let_in"]
     assert [each["program"] for each in told] == ["job:b", "job:c"]
-    assert all(each["held_s"] > 0 and each["cost_s"] > 0 for each in told)
+    assert all(each["held_s"] > 0 and each["because"] in ("fits", "empty") for each in told)
 
 
 def test_answers_are_those_of_an_engine_without_a_gate() -> None:

@@ -113,9 +113,7 @@ def _kept(record: Record) -> str:
 
 
 LET_IN = {
-    "fits_vram": "now it fits into VRAM",
-    "fits_dram": "now it fits into DRAM",
-    "gpu_idle": "the GPU had been idle for as long as the others will pay",
+    "fits": "now there is room for it",
     "empty": "nobody else was left",
     "deadline": "it had waited long enough",
     "switched_off": "the connector was switched off",
@@ -124,9 +122,7 @@ LET_IN = {
 
 def _let_in(record: Record) -> Said:
     why = text(record, "because")
-    cost = f"starting it would have cost the others {_of(record, 'cost_s')} of prefill"
-    said = f"held for {_of(record, 'held_s')}: {cost} per cycle of {_of(record, 'cycle_s')}"
-    yield f"{said}; {LET_IN.get(why, why)}", ""
+    yield f"held for {_of(record, 'held_s')} at the gate; {LET_IN.get(why, why)}", ""
 
 
 def _decision(record: Record) -> Said:
