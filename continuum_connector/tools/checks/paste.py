@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -191,9 +192,21 @@ def _of_quadlet(text: str) -> str:
 
 
 def of_words(words: Sequence[str]) -> list[Pasted]:
-    """The same of words that a shell has split."""
-    found = list(_of_command(list(words), shell.Script())) or list(_bare(words, {}))
-    return _some(found, " ".join(words))
+    """The servers that these words of a command line start; one word alone is a whole text, a
+    file, or `-` for standard input. Raises NoServerError."""
+    if len(words) > 1:
+        found = list(_of_command(list(words), shell.Script())) or list(_bare(words, {}))
+        return _some(found, " ".join(words))
+    [text] = words
+    try:
+        if text == "-":
+            text = sys.stdin.read(MAX_BYTES)
+        elif not any(map(str.isspace, text)) and Path(text).is_file():
+            with Path(text).open(errors="replace") as file:
+                text = file.read(MAX_BYTES)
+    except OSError as why:
+        raise NoServerError(f"{text} cannot be read ({why.strerror})") from None
+    return read(text)
 
 
 def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:

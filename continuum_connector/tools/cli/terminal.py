@@ -3,8 +3,10 @@ are shown as they are."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -71,6 +73,17 @@ def terminal(**options: Any) -> Console:
     """The console to print on. It turns no name into a picture (":smile:") and colours none
     unasked."""
     return Terminal(**{"highlight": False, "emoji": False, **options})
+
+
+@contextlib.contextmanager
+def looking() -> Iterator[None]:
+    """Say on a terminal what takes so long."""
+    console = terminal(stderr=True)
+    shows = console.is_terminal
+    with (
+        console.status("looking at vLLM, driver and machine") if shows else contextlib.nullcontext()
+    ):
+        yield
 
 
 def room() -> int:
