@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -49,6 +48,11 @@ class Machine:
         """The one number in a file; None if it holds anything else."""
         word = self.text(path) or ""
         return int(word) if word.lstrip("-").isdecimal() else None
+
+    def fields(self, path: str) -> dict[str, str]:
+        """What a file of `key: value` lines says."""
+        lines = (line.partition(":") for line in (self.text(path) or "").splitlines())
+        return {key.strip(): value.strip() for key, _, value in lines}
 
     def real(self, path: str) -> str:
         """The path that a link points to, in the form that `text` takes."""
@@ -116,16 +120,10 @@ def _ask(about: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[s
 
 
 def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
-    path = shutil.which(words[0])
-    if path is None:
-        return None
-    try:
-        done = subprocess.run(
-            [path, *words[1:]], capture_output=True, text=True, timeout=30, env=dict(environ)
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    none = subprocess.DEVNULL
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(words, stderr=none, text=True, timeout=30, env=environ)
+    return None
 
 
 class Kv(msgspec.Struct, frozen=True):
