@@ -250,7 +250,7 @@ CLOCK_IN = {  # who may ask what time it is
     "observe/trace.py",
     "scheduler/waker.py",
     "tools/checks/ask.py",  # it times a drive
-    "tools/analysis/written.py",  # it reads dates that others wrote
+    "tools/analysis/foreign.py",  # it reads dates that others wrote
     "tools/cli/top.py",
 }
 
