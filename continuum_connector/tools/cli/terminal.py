@@ -29,8 +29,12 @@ class Commands(TyperGroup):
         def work() -> object:
             try:
                 return main(*args, **extra | {"standalone_mode": False})
-            except _ClickError as error:
-                return _usage(error, who)
+            except _ClickError as error:  # one sentence
+                context = getattr(error, "ctx", None)
+                path = context.command_path if context is not None else who
+                said = " ".join(error.format_message().split()).rstrip(".")
+                ending.tell(path, f"{said}; `{path} --help` says what it takes")
+                return ending.USAGE
 
         main, who = super().main, extra.get("prog_name") or "continuum"
         sys.exit(ending.run(work, who))
@@ -51,15 +55,6 @@ class Commands(TyperGroup):
         except (ending.ToldError, SourceError) as error:
             ending.tell(f"{ctx.command_path} {ctx.invoked_subcommand}", str(error))
             raise typer.Exit(ending.FAILED) from None
-
-
-def _usage(error: Any, who: str) -> int:
-    """Print a usage error as one sentence."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else who
-    said = " ".join(error.format_message().split()).rstrip(".")
-    ending.tell(path, f"{said}; `{path} --help` says what it takes")
-    return ending.USAGE
 
 
 class Terminal(Console):
