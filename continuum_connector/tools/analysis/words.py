@@ -73,8 +73,10 @@ EPOCHS = {
     "version": "vLLM was told another weight version",
 }
 COPIED = {
-    "store": "stored in DRAM", "load": "loaded from DRAM",
-    "write": "written to disk", "read": "read from disk",
+    "store": "stored in DRAM",
+    "load": "loaded from DRAM",
+    "write": "written to disk",
+    "read": "read from disk",
 }
 
 
@@ -243,6 +245,9 @@ def _of(record: Record, key: str) -> str:
 
 
 _TELL: dict[str, Callable[[Record], Said]] = {
-    "arrive": _arrive, "return": _arrive, "admit": _admit,
-    "decision": _decision, "outcome": _outcome,
+    "arrive": _arrive,
+    "return": _arrive,
+    "admit": _admit,
+    "decision": _decision,
+    "outcome": _outcome,
 }

@@ -128,10 +128,12 @@ def _space(plan: Plan, seen: DiskSeen) -> Line:
 def _left_behind(plan: Plan, seen: DiskSeen) -> dict[str, int]:
     """Files of ranks that the server does not have, as after a smaller --tensor-parallel-size, and
     their bytes. Where engines are on several nodes, nothing says which ranks are here."""
-    if plan.num_nodes > 1 or plan.node_engines != plan.num_engines:
+    if plan.nnodes > 1 or plan.node_engines != plan.data_parallel_size:
         return {}
-    ranks = range(plan.num_ranks // max(1, plan.num_engines))
-    own = {f"dp{engine}-rank{rank}.slab" for engine in range(plan.num_engines) for rank in ranks}
+    ranks = range(plan.num_ranks // max(1, plan.data_parallel_size))
+    own = {
+        f"dp{engine}-rank{rank}.slab" for engine in range(plan.data_parallel_size) for rank in ranks
+    }
     return {name: num_bytes for name, num_bytes in sorted(seen.slabs.items()) if name not in own}
 
 

@@ -27,10 +27,10 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         # What is known without a model: its layers are taken for full attention.
         seen = Server(
             kv_cache_dtype=plan.kv_cache_dtype,
-            pipeline_parallel=plan.pipeline_parallel,
-            executor=plan.executor,
+            pipeline_parallel=plan.pipeline_parallel_size,
+            executor=plan.distributed_executor_backend,
             has_drafts=plan.drafts,
-            has_lora=plan.lora,
+            has_lora=plan.enable_lora,
             fails_by_request=vllm.fails_by_request or not vllm.version,  # unseen: do not blame it
             leaves_right_states=vllm.mends_drafted_states or not vllm.version,
         )
@@ -95,11 +95,11 @@ def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
         return unseen("model", text, f"see whether it serves it at all; {LOG}")
     try:
         group = Group(kvs.FULL, kvs.BLOCK_SIZE)
-        proven.check_groups([group], kvs.BLOCK_SIZE, plan.context_parallel)
+        proven.check_groups([group], kvs.BLOCK_SIZE, plan.decode_context_parallel_size)
     except ValueError as why:
         aside = proven.why_aside(True, str(why))
         return error("model", f"the connector steps aside: {aside}", AS_STOCK)
-    token = size(shape.context_bytes(1, plan.tensor_parallel))
+    token = size(shape.context_bytes(1, plan.tensor_parallel_size))
     text = f"{shape.architecture} is served: {shape.num_layers} layers of full attention; {token} "
     return ok("model", f"{text}per token, by config.json alone")
 
@@ -112,8 +112,8 @@ def _states(plan: Plan, kv: Kv, block: int) -> Iterator[Line]:
     text += f", {block // 2:,} in the mean"
     if kv.server.get("has_drafts"):
         text += " and, with speculative decoding, the last answer"
-    if plan.match_unit:
-        text += f"; or the last answer and {plan.match_unit // 2} tokens, if less"
+    if plan.prefix_match_unit:
+        text += f"; or the last answer and {plan.prefix_match_unit // 2} tokens, if less"
         yield ok("states", text)
     else:
         least = block // 2 - unit // 2

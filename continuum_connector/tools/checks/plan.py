@@ -10,7 +10,8 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any, NoReturn
 
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config
@@ -20,39 +21,68 @@ from continuum_connector.tools.checks import paste
 from continuum_connector.vllm.node import node_ranks
 from continuum_connector.vllm.proven import why_replaced
 
-OURS = "continuum_connector.scheduler_cls"
 DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME}
 _DOTTED = re.compile(r"--kv-transfer-config\.([\w.]+)")
-_TEXTS = (
-    *("model", "model-tag", "config", "kv-transfer-config", "scheduler-cls", "kv-cache-dtype"),
-    "distributed-executor-backend",
-)
-_SWITCHES = (
-    *("enable-prefix-caching", "enable-lora", "enable-cumem-allocator", "enable-sleep-mode"),
-    *("enable-auto-tool-choice", "enable-prompt-tokens-details"),
-)
-_COUNTS = {  # of one or more, with their short names
-    "tensor-parallel-size": "-tp",
-    "pipeline-parallel-size": "-pp",
-    "data-parallel-size": "-dp",
-    "prefill-context-parallel-size": "-pcp",
-    "decode-context-parallel-size": "-dcp",
+_SHORT = {
+    "tensor_parallel_size": "-tp",
+    "pipeline_parallel_size": "-pp",
+    "data_parallel_size": "-dp",
+    "prefill_context_parallel_size": "-pcp",
+    "decode_context_parallel_size": "-dcp",
+    "data_parallel_size_local": "-dpl",
+    "data_parallel_rank": "-dpn",
     "nnodes": "-n",
+    "data_parallel_external_lb": "-dpe",
+    "data_parallel_multi_port_external_lb": "-dpm",
+    "speculative_config": "-sc",
 }
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Options of `vllm serve`. What the user left out has vLLM's default; `transfer` has ours.
-
-    `transfer`: --kv-transfer-config; `names_us`: it has our connector in it. `why_no_config`: why
-    it, or our part of it, cannot be read. `why_no_server`: why the given command would not start a
-    server. `words`: its options as given. `is_stock`: the user gave a whole command, without
-    --kv-transfer-config. `is_inside`: it runs in a container, whose files are not ours. `unknown`:
-    what of it only a shell knows. `others`: what the pasted text starts besides.
-    """
+class Options:
+    """Options of `vllm serve` by vLLM's names. What the user left out has vLLM's default."""
 
     model: str = ""
+    middleware: tuple[str, ...] = ()
+    enable_prefix_caching: bool | None = None  # vLLM's default is on, for states from 0.29
+    scheduler_cls: str = ""
+    kv_cache_dtype: str = "auto"
+    kv_offloading_size: float | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    prefill_context_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    data_parallel_size: int = 1
+    data_parallel_size_local: int | None = None
+    data_parallel_rank: int | None = None
+    data_parallel_external_lb: bool = False
+    data_parallel_multi_port_external_lb: bool = False
+    nnodes: int = 1
+    distributed_executor_backend: str = "mp"
+    speculative_config: str = ""
+    spec_method: str = ""
+    enable_lora: bool = False
+    enable_cumem_allocator: bool = False
+    enable_sleep_mode: bool = False
+    prefix_match_unit: int = 0
+    enable_auto_tool_choice: bool = False
+    tool_call_parser: str = ""
+    tool_parser_plugin: str = ""
+    enable_prompt_tokens_details: bool = False
+
+
+@dataclass(frozen=True)
+class Plan(Options):
+    """The options, and what else is known of the server.
+
+    `transfer`: --kv-transfer-config, ours by default; `names_us`: it has our connector in it.
+    `why_no_config`: why it, or our part of it, cannot be read. `why_no_server`: why the given
+    command would not start a server. `words`: its options as given. `is_stock`: the user gave a
+    whole command, without --kv-transfer-config. `is_inside`: it runs in a container, whose files
+    are not ours. `unknown`: what of it only a shell knows. `others`: what the pasted text starts
+    besides. `options_file`: what --config names, which only vLLM reads.
+    """
+
     transfer: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_TRANSFER)
     config: ContinuumConfig = field(default_factory=ContinuumConfig)
     names_us: bool = True
@@ -63,39 +93,41 @@ class Plan:
     is_inside: bool = False
     unknown: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    options_file: str = ""  # what --config names, which only vLLM reads
-    middleware: tuple[str, ...] = ()
-    prefix_caching: bool | None = None  # not given; vLLM's default is on, for states from 0.29
-    own_scheduler: str = ""  # what --scheduler-cls names, if it is not ours
-    kv_cache_dtype: str = "auto"
-    tensor_parallel: int = 1
-    pipeline_parallel: int = 1
-    prefill_context_parallel: int = 1
-    context_parallel: int = 1
-    executor: str = "mp"
-    drafts: bool = False  # speculative decoding of any kind
-    lora: bool = False
-    cumem: bool = False  # vLLM's own allocator, which sleep mode brings along
-    match_unit: int = 0
-    num_engines: int = 1
-    node_engines: int = 1
-    num_nodes: int = 1
-    num_servers: int = 1  # that one command starts on this node; each takes its own `dram_bytes`
-    calls_tools: bool = False  # --enable-auto-tool-choice
-    tool_parser: str = ""
-    tool_plugin: str = ""
-    tells_cached: bool = False  # --enable-prompt-tokens-details
+    options_file: str = ""
+
+    @property
+    def num_servers(self) -> int:
+        """Servers that one command starts on this node (vLLM's dp_supervisor.py): one for each
+        engine, and each takes its own `dram_bytes`."""
+        is_many = self.data_parallel_multi_port_external_lb
+        return (self.data_parallel_size_local or 1) if is_many else 1
+
+    @property
+    def node_engines(self) -> int:
+        """Engines of a server on this node (vLLM's engine/arg_utils.py)."""
+        is_alone = self.data_parallel_external_lb or self.data_parallel_rank is not None
+        if is_alone or self.data_parallel_multi_port_external_lb:
+            return 1
+        if self.data_parallel_size_local is not None:
+            return self.data_parallel_size_local
+        return max(1, self.data_parallel_size // self.nnodes)
 
     @property
     def num_ranks(self) -> int:
         """GPUs of this node that share one `dram_bytes`, counted as in node.num_ranks."""
-        ranks = self.tensor_parallel * self.pipeline_parallel * self.prefill_context_parallel
-        return node_ranks(ranks, self.node_engines, self.num_engines, self.num_nodes)
+        ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        ranks *= self.prefill_context_parallel_size
+        return node_ranks(ranks, self.node_engines, self.data_parallel_size, self.nnodes)
 
     @property
     def num_gpus(self) -> int:
         """GPUs of this node, over all servers that the command starts on it."""
         return self.num_ranks * self.num_servers
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is speculative decoding of any kind."""
+        return bool(self.speculative_config or self.spec_method)
 
     @property
     def hides_its_model(self) -> bool:
@@ -142,7 +174,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     given = vars(known)
     # The model may be the first of the words that are left; options we skip may follow it.
     first = rest[0] if rest and not rest[0].startswith("-") else ""
-    given["model"] = known.model_tag or first or known.model
+    given["model"] = known.model_tag or first or known.model or ""
     trouble = ""
     transfer: Mapping[str, Any] = DEFAULT_TRANSFER
     try:
@@ -174,53 +206,18 @@ def _fields(
     config, why, names_us = ContinuumConfig(), "", True
     extra, role = transfer.get("kv_connector_extra_config"), transfer.get("kv_role")
     try:
-        ours = our_part(transfer.get("kv_connector"), extra, role)
-        names_us = ours is not None
-        config = load_config(ours, environ)
+        part = our_part(transfer.get("kv_connector"), extra, role)
+        names_us = part is not None
+        config = load_config(part, environ)
     except ConfigError as error:
         why = str(error)
     if names_us:
         why = why or why_replaced(given.get("kv_offloading_size"))
-    scheduler = given.get("scheduler_cls") or ""
-    return {
-        "model": given.get("model") or "",
-        "transfer": transfer,
-        "config": config,
-        "names_us": names_us,
-        "why_no_config": why,
-        "middleware": tuple(given.get("middleware") or ()),
-        "prefix_caching": given.get("enable_prefix_caching"),
-        "own_scheduler": "" if scheduler == OURS else scheduler,
-        "kv_cache_dtype": given.get("kv_cache_dtype") or "auto",
-        "tensor_parallel": given.get("tensor_parallel_size") or 1,
-        "pipeline_parallel": given.get("pipeline_parallel_size") or 1,
-        "prefill_context_parallel": given.get("prefill_context_parallel_size") or 1,
-        "context_parallel": given.get("decode_context_parallel_size") or 1,
-        "executor": str(given.get("distributed_executor_backend") or "mp"),
-        "drafts": bool(given.get("speculative_config") or given.get("spec_method")),
-        "lora": bool(given.get("enable_lora")),
-        "cumem": bool(given.get("enable_cumem_allocator") or given.get("enable_sleep_mode")),
-        "match_unit": given.get("prefix_match_unit") or 0,
-        "num_nodes": given.get("nnodes") or 1,
-        "calls_tools": bool(given.get("enable_auto_tool_choice")),
-        "tool_parser": given.get("tool_call_parser") or "",
-        "tool_plugin": given.get("tool_parser_plugin") or "",
-        "tells_cached": bool(given.get("enable_prompt_tokens_details")),
-        **_engines(given),
-    }
-
-
-def _engines(given: Mapping[str, Any]) -> dict[str, int]:
-    """How many engines there are, and how many are on this node (vLLM's engine/arg_utils.py)."""
-    total, here = given.get("data_parallel_size") or 1, given.get("data_parallel_size_local")
-    if given.get("data_parallel_multi_port_external_lb"):
-        # dp_supervisor.py: a server for each engine
-        return {"num_engines": total, "node_engines": 1, "num_servers": here or 1}
-    if given.get("data_parallel_external_lb") or given.get("data_parallel_rank") is not None:
-        here = 1
-    elif here is None:
-        here = max(1, total // (given.get("nnodes") or 1))
-    return {"num_engines": total, "node_engines": here, "num_servers": 1}
+    found: dict[str, Any] = {each.name: each.default for each in fields(Options)}
+    found |= {name: given[name] for name in found if given.get(name) is not None}
+    found["middleware"] = tuple(found["middleware"])
+    ours = {"transfer": transfer, "config": config, "names_us": names_us, "why_no_config": why}
+    return found | ours
 
 
 class _Parser(argparse.ArgumentParser):
@@ -230,27 +227,24 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> _Parser:
     parser = _Parser(add_help=False, allow_abbrev=False)
-    both = argparse.BooleanOptionalAction
-    for name in _TEXTS:
-        parser.add_argument(f"--{name}")
-    for name in _SWITCHES:
-        parser.add_argument(f"--{name}", action=both)
-    for name, short in _COUNTS.items():
-        parser.add_argument(f"--{name}", short, type=lambda word: _number(word, 1))
-    parser.add_argument("--speculative-config", "-sc")
-    parser.add_argument("--kv-offloading-size", type=float)
-    parser.add_argument("--middleware", action="append")
-    parser.add_argument("--prefix-match-unit", type=_number)
-    parser.add_argument("--data-parallel-size-local", "-dpl", type=_number)
-    parser.add_argument("--data-parallel-rank", "-dpn", type=_number)
-    parser.add_argument("--data-parallel-external-lb", "-dpe", action=both)
-    parser.add_argument("--data-parallel-multi-port-external-lb", "-dpm", action="store_true")
-    for name in ("--tool-call-parser", "--tool-parser-plugin"):
-        parser.add_argument(name, nargs="?")
+    for name in ("--model-tag", "--config", "--kv-transfer-config"):
+        parser.add_argument(name)
+    for each in fields(Options):
+        names = [f"--{each.name.replace('_', '-')}", *filter(None, [_SHORT.get(each.name)])]
+        how: dict[str, Any] = {}
+        if each.name == "middleware":
+            how["action"] = "append"
+        elif "bool" in str(each.type):
+            how["action"] = argparse.BooleanOptionalAction
+        elif "int" in str(each.type):
+            how["type"] = partial(_number, least=1 if each.default == 1 else 0)
+        elif "float" in str(each.type):
+            how["type"] = float
+        parser.add_argument(*names, **how)
     return parser
 
 
-def _number(word: str, least: int = 0) -> int:
+def _number(word: str, least: int) -> int:
     if not word.isdecimal() or len(word) > 6 or int(word) < least:
         raise argparse.ArgumentTypeError(f"{word!r} is no number of ranks; write {least} or more")
     return int(word)

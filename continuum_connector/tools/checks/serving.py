@@ -13,7 +13,7 @@ from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm.proven import why_aside, why_not_attached
 
-ENTRY_POINT = "continuum"
+ENTRY_POINT, OURS = "continuum", "continuum_connector.scheduler_cls"
 FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}"}}\''
 FOREIGN_VARIABLES = ("LMCACHE_", "VLLM_USE_SIMPLE_KV_OFFLOAD")
 ALLOCATOR, EXPANDS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
@@ -154,24 +154,26 @@ def _environment(machine: Machine, plan: Plan) -> Iterator[Line]:
         text = f"{found[0][:60]}{more} set another KV connector, which is not named here"
         cure = "unset them (docs/alternatives.md: what they are here), or put it behind ours"
         yield warning("environment", text, cure)
-    if EXPANDS in machine.environ.get(ALLOCATOR, "") and not plan.cumem:
+    if EXPANDS in machine.environ.get(ALLOCATOR, "") and not (
+        plan.enable_cumem_allocator or plan.enable_sleep_mode
+    ):
         text = f"{ALLOCATOR} has {EXPANDS}: with any KV connector vLLM stops at start"
         yield error("environment", text, "take it out, or serve with --enable-cumem-allocator")
 
 
 def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
-    is_on = vllm.kv.prefix_caching if vllm.kv else plan.prefix_caching is not False
+    is_on = vllm.kv.prefix_caching if vllm.kv else plan.enable_prefix_caching is not False
     if why := why_aside(is_on, ""):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("prefix caching", text, cure)
-    if not vllm.kv and plan.prefix_caching is None and vllm.version and not vllm.has_layouts:
+    if not vllm.kv and plan.enable_prefix_caching is None and vllm.version and not vllm.has_layouts:
         return ok("prefix caching", "on, unless the model has states")
     return ok("prefix caching", "on")
 
 
 def _scheduler(plan: Plan) -> Line:
     """Whether our scheduler is attached."""
-    if why := why_not_attached(plan.own_scheduler):
+    if why := why_not_attached("" if plan.scheduler_cls == OURS else plan.scheduler_cls):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("scheduler", text, cure)
     order = "program order" if plan.config.max_head_start_s else "vLLM's own order"

@@ -78,7 +78,7 @@ def lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     lacks = []
     if MIDDLEWARE not in plan.middleware:
         lacks.append((f"--middleware {MIDDLEWARE}", "agents are known by their prompts only"))
-    if not plan.tells_cached:
+    if not plan.enable_prompt_tokens_details:
         lacks.append(("--enable-prompt-tokens-details", "clients report 0 cached tokens"))
     if lacks:
         text = " and ".join(f"without {flag.split()[0]} {what}" for flag, what in lacks)
@@ -87,21 +87,21 @@ def lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
 
 def _parser_line(plan: Plan, family: Family | None, vllm: VllmSeen) -> Line:
     """Whether vLLM finds the calls in what this model writes."""
-    named = plan.tool_parser
+    named = plan.tool_call_parser
     meant = family.tools[0] if family else f"NAME ({PAGE} has them by model)"
     wanted = f"--enable-auto-tool-choice --tool-call-parser {meant}"
     if family and family.reasoning:
         wanted += f" --reasoning-parser {family.reasoning}"
-    if not named and not plan.calls_tools:
+    if not named and not plan.enable_auto_tool_choice:
         text = "no tool parser is named: requests with tools get 400, or their calls stay text"
         return warning("tools", text, f"for agents add {wanted}")
     if not named:
         text = "--enable-auto-tool-choice without --tool-call-parser, so vLLM stops at start"
         return error("tools", text, f"add {wanted}")
-    if not plan.calls_tools:
+    if not plan.enable_auto_tool_choice:
         text = f"{named} is unused without --enable-auto-tool-choice: requests with tools get 400"
         return warning("tools", text, "add --enable-auto-tool-choice")
-    if plan.tool_plugin:
+    if plan.tool_parser_plugin:
         return ok("tools", f"calls are read by {named}, which may come from your plugin")
     if vllm.tool_parsers and named not in vllm.tool_parsers:
         text = f"vLLM {vllm.version} has no tool parser {named[:100]!r}"

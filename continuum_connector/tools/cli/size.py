@@ -214,12 +214,14 @@ def of_server(command: list[str], model: str, load: Load, has_disk: bool) -> Kep
         )
     try:
         config = kvs.read_model_config(plan.model, environ)
-        token = kvs.read_shape(config, plan.kv_cache_dtype).context_bytes(1, plan.tensor_parallel)
+        token = kvs.read_shape(config, plan.kv_cache_dtype).context_bytes(
+            1, plan.tensor_parallel_size
+        )
     except (kvs.NoModelError, kvs.ShapeError) as why:
         raise ToldError(f"{why}; give --bytes-per-token instead") from None
     trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
     says = f"config.json alone, without vLLM{trouble}"
-    num_gpus = plan.tensor_parallel * plan.pipeline_parallel
+    num_gpus = plan.tensor_parallel_size * plan.pipeline_parallel_size
     return Kept(token * load.context, token * load.new_tokens, num_gpus, says)
 
 
