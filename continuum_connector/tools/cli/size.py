@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -97,22 +97,21 @@ def size(
         raise ToldError("give --model, a command or --bytes-per-token, one of them")
     if gpus > 1 and not token:
         raise ToldError("--gpus goes with --bytes-per-token; a command has its own number")
-    kept = Kept(token * context, token * new_tokens, gpus, "")
+    place = Place(token * context, token * new_tokens, _bytes("--vram", vram), gpus, pcie * 1e9)
     if not token:
-        kept = of_server(command or [], model, load, bool(has))
-    place = Place(kept.context, kept.new, _bytes("--vram", vram), kept.num_gpus, pcie * 1e9)
+        place = of_server(command or [], model, load, place, bool(has))
     found = need(load, place)
     below = overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
         told = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
         told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes, **vars(found)}
         disk = None if below is None else vars(below)
-        kept_as = {"rests_on": kept.rests_on, "num_gpus": kept.num_gpus}
+        kept_as = {"rests_on": place.rests_on, "num_gpus": place.num_gpus}
         print(json.dumps({**told, "disk": disk, **kept_as}, indent=1))
         return
     lines, said = rows(load, place, found)
-    if kept.rests_on:
-        lines.insert(0, ("KV as of", several("GPU", kept.num_gpus), kept.rests_on))
+    if place.rests_on:
+        lines.insert(0, ("KV as of", several("GPU", place.num_gpus), place.rests_on))
     if below is not None and found.dram_bytes:
         more, said = disk_rows(load, has, below, drive)
         lines += [("", "", ""), *more]
@@ -169,18 +168,23 @@ class Load:
         return self.live / (self.gap_s + self.turn_s)
 
 
-class Kept(NamedTuple):
-    """Bytes that a context takes, and that a turn adds, over `num_gpus`. `rests_on`: who says so,
-    "" if the user does."""
+@dataclass(frozen=True)
+class Place:
+    """Where it runs. `context_bytes`: KV of one context over all GPUs. `new_bytes`: KV of the
+    tokens that a turn adds. `vram_bytes`: KV space of one of `num_gpus`. `pcie`: bytes per second
+    of its link. `rests_on`: who says what a context takes, "" if the user does."""
 
-    context: float
-    new: float
+    context_bytes: float
+    new_bytes: float
+    vram_bytes: float
     num_gpus: int
-    rests_on: str
+    pcie: float
+    rests_on: str = ""
 
 
-def of_server(command: list[str], model: str, load: Load, has_disk: bool) -> Kept:
-    """What vLLM says of this server's KV; without a vLLM here, what config.json proves."""
+def of_server(command: list[str], model: str, load: Load, place: Place, has_disk: bool) -> Place:
+    """The place, with what vLLM says of this server's KV; without a vLLM here, with what
+    config.json proves."""
     try:
         plan, environ = planned(command, model)
     except UsageError as error:
@@ -204,7 +208,7 @@ def of_server(command: list[str], model: str, load: Load, has_disk: bool) -> Kep
             raise ToldError(f"{kv.no_disk}; leave --dram out")
         says = f"vLLM {seen.version}, its own layers on {kv.device}: {kvs.in_words(kv)}"
         sizes = kvs.context_bytes(kv, load.context), kvs.new_bytes(kv, load.new_tokens)
-        return Kept(*sizes, kv.num_ranks, says)
+        return Place(*sizes, place.vram_bytes, kv.num_ranks, place.pcie, says)
     if seen.refused:
         raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
     if seen.version and seen.not_seen:
@@ -222,23 +226,11 @@ def of_server(command: list[str], model: str, load: Load, has_disk: bool) -> Kep
     trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
     says = f"config.json alone, without vLLM{trouble}"
     num_gpus = plan.tensor_parallel_size * plan.pipeline_parallel_size
-    return Kept(token * load.context, token * load.new_tokens, num_gpus, says)
+    sizes = token * load.context, token * load.new_tokens
+    return Place(*sizes, place.vram_bytes, num_gpus, place.pcie, says)
 
 
 # --- the arithmetic ---------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Place:
-    """Where it runs. `context_bytes`: KV of one context over all GPUs. `new_bytes`: KV of the
-    tokens that a turn adds. `vram_bytes`: KV space of one of `num_gpus`. `pcie`: bytes per second
-    of its link."""
-
-    context_bytes: float
-    new_bytes: float
-    vram_bytes: float
-    num_gpus: int
-    pcie: float
-
-
 @dataclass(frozen=True)
 class Need:
     """What follows, in bytes, and bytes per second for each GPU. `share_vram`: of the live KV."""
