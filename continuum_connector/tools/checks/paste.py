@@ -122,7 +122,7 @@ def read(text: str) -> list[Pasted]:
             found = list(_of_yaml(data))
         except NoServerError as error:
             why = error
-    found = found or list(_of_assigned(text))
+    found = found or list(_of_quadlet(text)) or list(_of_assigned(text))
     found = [each for each in found if each.words] or found  # not what others only extend
     try:
         return _some(found or _of_shell(_as_script(text), {}), text)
@@ -165,8 +165,6 @@ def _lost(text: str) -> set[str]:
 
 def _as_script(text: str) -> str:
     """A unit, a Dockerfile, a Makefile, a list of words, as the shell commands that they mean."""
-    if "[Container]" in text:
-        return _of_quadlet(text)
     is_unit = "[Service]" in text
     text = _SET.sub(r"\1\2=\3", _MAKE.sub(r'\1="\2"', text))
     text = _PERCENT.sub(r"${\1}", text)
@@ -178,19 +176,20 @@ def _as_script(text: str) -> str:
     return _OTHER_KEYS.sub("", text) if is_unit else text
 
 
-def _of_quadlet(text: str) -> str:
-    """The `podman run` of a [Container], whose keys stand in any order."""
+def _of_quadlet(text: str) -> Iterator[Pasted]:
+    """The container of a [Container], whose keys stand in any order."""
     keys: dict[str, list[str]] = {}
-    for key, value in _KEYS.findall(text.replace("%h", "~")):
+    for key, value in _KEYS.findall(text.replace("%h", "~")) if "[Container]" in text else ():
         keys.setdefault(key, []).append(value)
-    own = [word for each in keys.get("Environment", ()) for word in shlex.split(each)]
-    given = [f"-e {shlex.quote(word)}" for word in own]
-    given += [f"--env-file {each.lstrip('-')}" for each in keys.get("EnvironmentFile", ())]
-    given += [f"-v {each}" for each in keys.get("Volume", ())]
-    if entry := re.findall(r'[^\s",\[\]]+', keys.get("Entrypoint", [""])[-1]):
-        given.append(f"--entrypoint '{' '.join(entry)}'")
-    image, words = (keys.get(key, [""])[-1] for key in ("Image", "Exec"))
-    return f"podman run {' '.join(given)} {image} {words}"
+    node = {
+        "image": keys.get("Image", [""])[-1],
+        "entrypoint": re.findall(r'[^\s",\[\]]+', keys.get("Entrypoint", [""])[-1]),
+        "command": keys.get("Exec", [""])[-1],
+        "environment": [word for each in keys.get("Environment", ()) for word in shlex.split(each)],
+        "env_file": [each.lstrip("-") for each in keys.get("EnvironmentFile", ())],
+        "volumes": keys.get("Volume", []),
+    }
+    yield from _container(node, "", {}) if keys else ()
 
 
 def of_words(words: Sequence[str]) -> list[Pasted]:
@@ -244,13 +243,13 @@ def _of_command(words: list[str], script: shell.Script) -> Iterator[Pasted]:
         at = rest.index("--")
         own = _assigned([word.removeprefix("--env=") for word in rest[:at]])
         image = _image_in(rest[:at])
-        yield from _of_image(image, rest[at + 1 :], not image, (own, {}), script)
+        yield from _of_image(image, rest[at + 1 :], not image, Pasted([], own), script)
         return
     if rest and basename(rest[0]) in _SINGULARITY and "run" in rest[:3]:
         at = next((i for i, word in enumerate(rest) if re.search(r"\.sif$|://", word)), len(rest))
         behind = rest[at + 1 :][rest[1] == "instance" :]  # which has a name
         for image in rest[at : at + 1]:
-            yield from _of_image(image, behind, False, (environ, {}), script)
+            yield from _of_image(image, behind, False, Pasted([], environ), script)
     elif image := _image_in(rest):
         yield from _of_cloud(rest, image, environ, script)
     elif not _TELLS & set(rest[:2]):
@@ -295,7 +294,7 @@ def _of_cloud(
         yield from found
         return
     words = entry + given.get("--args", [])
-    yield from _of_image(image, words, bool(entry), (environ | own, {}), script)
+    yield from _of_image(image, words, bool(entry), Pasted([], environ | own), script)
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
@@ -329,9 +328,7 @@ def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) 
     """`docker run [options] IMAGE [words]`."""
     rest = words[next(i for i, word in enumerate(words) if word in ("run", "create")) + 1 :]
     entry: list[str] = []
-    own: dict[str, str] = {}
-    mounts: dict[str, str] = {}
-    unknown: list[str] = []
+    base = Pasted([])
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).partition("=")
         if _BARE.fullmatch(name):
@@ -342,40 +339,36 @@ def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) 
             value = rest.pop(0) if rest else ""
         if name in ("-e", "--env"):
             key, has, given = value.partition("=")
-            own[key] = given if has else shell.expanded(f"${{{key}}}", environ)
+            base.environ[key] = given if has else shell.expanded(f"${{{key}}}", environ)
         elif name == "--env-file":
-            own |= _env_file(value, unknown)
+            base.environ.update(_env_file(value, base.unknown))
         elif name in ("-v", "--volume"):
-            mounts |= _mount(value)
+            base.mounts.update(_mount(value))
         elif name == "--entrypoint":
             entry = value.split()
     if rest:
-        yield from _of_image(rest[0], entry + rest[1:], bool(entry), (own, mounts), script, unknown)
+        yield from _of_image(rest[0], entry + rest[1:], bool(entry), base, script)
 
 
 def _of_image(
-    image: str,
-    words: list[str],
-    has_entry: bool,
-    around: tuple[dict[str, str], dict[str, str]],
-    script: shell.Script,
-    unknown: Sequence[str] = (),
+    image: str, words: list[str], has_entry: bool, base: Pasted, script: shell.Script
 ) -> Iterator[Pasted]:
-    """A container's server: what its words start, or the image's own if these are options.
-    `around`: its environment and its mounts."""
-    environ, mounts = around
+    """A container's server: what its words start, or the image's own if these are options. `base`:
+    all but its words."""
+    unknown = list(base.unknown)
     # Options alone: some image's own entry point takes them.
     takes_them = bool(words) and (words[0].startswith("--") or words[0] == "serve")
     is_known = bool(_IMAGE.search(image))
     is_vllm = not has_entry and (is_known or takes_them)
     if is_vllm and not is_known and not any(map(_NAMES_MODEL.match, words)):
-        unknown = [*unknown, "the model, which something else may name"]
-    found = list(_served(words, environ, script))
+        unknown.append("the model, which something else may name")
+    found = list(_served(words, base.environ, script))
     if not found and is_vllm and not (words and basename(words[0]) in _SHELLS):
-        found = [Pasted(words[1:] if words[:1] == ["serve"] else words, dict(environ))]
+        rest = words[1:] if words[:1] == ["serve"] else words
+        found = [replace(base, words=rest, unknown=[])]
     for each in found:
         each.unknown = [*unknown, *each.unknown]
-        yield replace(each, is_inside=True, mounts=mounts)
+        yield replace(each, mounts=base.mounts, name=base.name, is_inside=True)
 
 
 def _env_file(name: str, unknown: list[str]) -> dict[str, str]:
@@ -496,25 +489,22 @@ def _container(
     node: Mapping[str, Any], name: str, inherited: Mapping[str, str]
 ) -> Iterator[Pasted]:
     """compose: `entrypoint` and `command`; Kubernetes: `command` and `args`."""
-    unknown: list[str] = []
+    base = Pasted([], name=name)
     given = next((node[key] for key in _ARGS if node.get(key)), None)
     is_list = isinstance(node.get("env"), list)
     is_pod = bool(set(_ARGS) & set(node)) or ("entrypoint" not in node and is_list)
-    environ = _environment(node, unknown)
-    script = shell.Script(known={**inherited, **environ})
+    base.environ.update(_environment(node, base.unknown))
+    script = shell.Script(known={**inherited, **base.environ})
     if "modelCommand" in node and "command" not in node:
-        unknown.append("the model of modelArtifacts")
+        base.unknown.append("the model of modelArtifacts")
     entry = node.get("command") if is_pod else node.get("entrypoint") or node.get("entryPoint")
     args = given if is_pod else node.get("command")
     words = _words(entry, script, is_pod) + _words(args, script, is_pod)
     image = next((node[key] for key in _IMAGES if node.get(key)), None)
     image = image.get("repository") if isinstance(image, dict) else image
-    mounts: dict[str, str] = {}
     for volume in node.get("volumes") or () if isinstance(node.get("volumes"), list) else ():
-        mounts |= _mount(volume) if isinstance(volume, str) else {}
-    around = environ, mounts
-    for each in _of_image(str(image or ""), words, bool(entry), around, script, unknown):
-        yield replace(each, name=name)
+        base.mounts.update(_mount(volume) if isinstance(volume, str) else {})
+    yield from _of_image(str(image or ""), words, bool(entry), base, script)
 
 
 def _words(given: Any, script: shell.Script, is_pod: bool) -> list[str]:
