@@ -218,14 +218,14 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(itertools.takewhile(bool, same))
 
 
-def _mooncake(documents: list[Any], _: str) -> Iterator[Request]:
-    return _talks(conversations(documents), 512, 1e3)
-
-
 def _bailian(documents: list[Any], _: str) -> Iterator[Request]:
     """Each request names the one that it goes on from."""
     chats = _chains(documents, lambda one: [one["parent_chat_id"]], lambda one: one["chat_id"])
     return _talks(chats, 16, 1.0)
+
+
+def _mooncake(documents: list[Any], _: str) -> Iterator[Request]:
+    return _talks(conversations(documents), 512, 1e3)
 
 
 def _weka(documents: list[Any], stem: str) -> Iterator[Request]:

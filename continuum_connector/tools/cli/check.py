@@ -16,7 +16,7 @@ from continuum_connector.tools.checks.machine import this_machine
 from continuum_connector.tools.checks.plan import UsageError, planned
 from continuum_connector.tools.checks.run import check as look
 from continuum_connector.tools.cli import ending
-from continuum_connector.tools.cli.terminal import looking, terminal
+from continuum_connector.tools.cli.terminal import Command, looking, terminal
 from continuum_connector.tools.cli.terminal import name as shown
 
 STYLES = {
@@ -35,10 +35,7 @@ SO_WHAT = {
 
 
 def check(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
-    ] = None,
+    command: Command = None,
     model: Annotated[
         str, typer.Option(help="A folder, or a downloaded model; counts more than the pasted one.")
     ] = "",

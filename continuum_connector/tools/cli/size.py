@@ -23,7 +23,7 @@ from continuum_connector.tools.checks.line import size as text_of
 from continuum_connector.tools.checks.machine import see_vllm, this_machine
 from continuum_connector.tools.checks.plan import UsageError, as_vllm_reads, planned
 from continuum_connector.tools.cli.ending import ToldError
-from continuum_connector.tools.cli.terminal import looking, name, terminal
+from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
 
 GIB = 2**30
 MOST = 2**60  # bytes
@@ -38,10 +38,7 @@ def _of(least: float, most: float, text: str, *names: str) -> Any:
 
 
 def size(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
-    ] = None,
+    command: Command = None,
     model: Annotated[
         str, typer.Option(help="A folder with config.json, or a downloaded model.")
     ] = "",

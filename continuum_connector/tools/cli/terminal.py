@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +20,13 @@ from continuum_connector.tools.cli import ending
 
 # typer has its own copy of click since 0.2x, and does not export the class.
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+# Of commands that take what somebody pastes.
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
+]
 
 
 class Commands(TyperGroup):
