@@ -39,11 +39,7 @@ class Mount(NamedTuple):
     source: str
 
 
-class Drive(NamedTuple):
-    """The block device under a file system. `rotates`: None where the kernel does not say."""
-
-    num_bytes: int
-    rotates: bool | None
+Drive = tuple[int, bool | None]  # bytes, and whether it rotates, if the kernel says so
 
 
 def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
@@ -145,7 +141,7 @@ def _speed(seen: DiskSeen, drive: Drive | None) -> Line:
         return unseen("disk speed", "no room for a temporary file to read")
     text = f"{seen.bytes_per_s / 1e9:.2g} GB/s: {size(seen.read_bytes)} read back past the page"
     text += " cache (O_DIRECT); only a glance, beside the drive's other work"
-    if drive and drive.rotates:
+    if drive and drive[1]:
         text += "; the kernel says that the drive rotates, as it does for many virtual ones"
     if seen.bytes_per_s < SLOW:
         text += "; computing a prompt is faster on most GPUs, so turns will seldom read"
@@ -163,8 +159,8 @@ def _writes(plan: Plan, drive: Drive | None) -> Line:
     text = f"{size(per_day)} a day, {per_day / DAY_S / 1e6:.3g} MB/s on average"
     if drive is None:
         return unseen("disk writes", f"{text}; the size of the drive cannot be seen")
-    times = per_day / drive.num_bytes
-    text += f": {times:.2g} times the drive of {size(drive.num_bytes)}"
+    times = per_day / drive[0]
+    text += f": {times:.2g} times the drive of {size(drive[0])}"
     if times > 1:
         cure = "a smaller disk_write_budget, or a drive rated for that many writes a day"
         return warning("disk writes", f"{text}, where most are rated for 1 a day", cure)
@@ -206,7 +202,7 @@ def _find_drive(machine: Machine, mount: Mount) -> Drive | None:
     if not sectors:
         return None
     rotates = machine.number(f"{at}/queue/rotational")
-    return Drive(sectors * 512, None if rotates is None else bool(rotates))
+    return sectors * 512, None if rotates is None else bool(rotates)
 
 
 # --- other files, and endpoints ---------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from continuum_connector.tools.checks.line import (
     Line,
@@ -94,16 +93,9 @@ def _driver(machine: Machine, cuda: CudaSeen) -> Line:
 
 
 # --- the link ---------------------------------------------------------------------------------
-class Link(NamedTuple):
-    """Lanes in use, lanes that the GPU has, and GT/s per lane that GPU and slot support.
-
-    The current speed says nothing: an idle link slows down to save power.
-    """
-
-    width: int
-    max_width: int
-    speed: float
-    slot_speed: float
+# Lanes in use, lanes that the GPU has, GT/s per lane of the GPU and of its slot. The current speed
+# says nothing: an idle link slows down to save power.
+Link = tuple[int, int, float, float]
 
 
 def _link_line(machine: Machine, gpu: Gpu) -> Line:
@@ -111,15 +103,16 @@ def _link_line(machine: Machine, gpu: Gpu) -> Line:
         return ok("PCIe link", "its CPU is behind NVLink, faster than PCIe")
     if (link := _read_link(machine, gpu)) is None:
         return unseen("PCIe link", "neither the kernel nor nvidia-smi says (a virtual machine?)")
-    speed = min(link.speed, link.slot_speed)
-    rate = speed * link.width * (0.8 if speed < 8.0 else 128 / 130) / 8  # before packets' overhead
-    said = f"x{link.width} at {speed:g} GT/s, {rate:.0f} GB/s a way"
-    if link.width < link.max_width:
-        times = link.max_width // link.width
-        text = f"{said}, of the GPU's x{link.max_width}: loads take {times} times as long"
+    width, max_width, own_speed, slot_speed = link
+    speed = min(own_speed, slot_speed)
+    rate = speed * width * (0.8 if speed < 8.0 else 128 / 130) / 8  # before packets' overhead
+    said = f"x{width} at {speed:g} GT/s, {rate:.0f} GB/s a way"
+    if width < max_width:
+        times = max_width // width
+        text = f"{said}, of the GPU's x{max_width}: loads take {times} times as long"
         return warning("PCIe link", text, "another slot, a riser, or the BIOS's bifurcation")
-    if link.slot_speed < link.speed:
-        text = f"{said}: the GPU could do {link.speed:g} GT/s, its slot cannot"
+    if slot_speed < own_speed:
+        text = f"{said}: the GPU could do {own_speed:g} GT/s, its slot cannot"
         return warning("PCIe link", text, "another slot, or the BIOS's link speed, if it has one")
     return ok("PCIe link", said)
 
@@ -134,12 +127,12 @@ def _read_link(machine: Machine, gpu: Gpu) -> Link | None:
     speed = _speed(machine, at)
     if width and max_width and speed:
         above = machine.real(at).rpartition("/")[0]
-        return Link(width, max_width, speed, _speed(machine, above) or speed)
+        return width, max_width, speed, _speed(machine, above) or speed
     words = ["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader", "-i", gpu.pci_id]
     cells = [each.strip() for each in (machine.run(words) or "").split(",")]
     if len(cells) != 4 or not all(map(str.isdecimal, cells)) or not {*cells[2:]} <= {*_GENERATIONS}:
         return None
-    return Link(int(cells[0]), int(cells[1]), *(_GENERATIONS[each] for each in cells[2:]))
+    return int(cells[0]), int(cells[1]), _GENERATIONS[cells[2]], _GENERATIONS[cells[3]]
 
 
 def _speed(machine: Machine, device: str) -> float:
