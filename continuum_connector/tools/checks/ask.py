@@ -95,27 +95,23 @@ def look_at_cuda() -> dict[str, Any]:
     driver.cuDriverGetVersion(ctypes.byref(version))
     found["version"] = version.value
     if code := driver.cuInit(0):
-        name = ctypes.c_char_p()
-        driver.cuGetErrorName(code, ctypes.byref(name))
-        trouble = (name.value or b"an error").decode(errors="replace")
+        said = ctypes.c_char_p()
+        driver.cuGetErrorName(code, ctypes.byref(said))
+        trouble = (said.value or b"an error").decode(errors="replace")
         return {**found, "code": code, "trouble": trouble}
-    count = ctypes.c_int()
-    driver.cuDeviceGetCount(ctypes.byref(count))
-    return {**found, "gpus": [_gpu(driver, index) for index in range(count.value)]}
-
-
-def _gpu(driver: ctypes.CDLL, index: int) -> dict[str, Any]:
-    device, size = ctypes.c_int(), ctypes.c_size_t()
+    count, device, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
     name, bus = ctypes.create_string_buffer(128), ctypes.create_string_buffer(32)
-    driver.cuDeviceGet(ctypes.byref(device), index)
-    driver.cuDeviceGetName(name, len(name), device)
-    driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
-    driver.cuDeviceGetPCIBusId(bus, len(bus), device)
-    return {
-        "name": name.value.decode(errors="replace"),
-        "pci_id": bus.value.decode(errors="replace").lower(),
-        "num_bytes": size.value,
-    }
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    found["gpus"] = []
+    for index in range(count.value):
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        driver.cuDeviceGetName(name, len(name), device)
+        driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        driver.cuDeviceGetPCIBusId(bus, len(bus), device)
+        model, pci_id = (each.value.decode(errors="replace") for each in (name, bus))
+        gpu = {"name": model, "pci_id": pci_id.lower(), "num_bytes": size.value}
+        found["gpus"].append(gpu)
+    return found
 
 
 def _library_version() -> str:

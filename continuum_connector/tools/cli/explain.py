@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from continuum_connector.tools.analysis.source import Record, Source, count, num
 from continuum_connector.tools.analysis.words import Line, seconds
 from continuum_connector.tools.analysis.words import told as lines_of
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import room, terminal
+from continuum_connector.tools.cli.terminal import terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
 # What happens to every program.
@@ -194,7 +195,8 @@ def _list(source: Source, as_json: bool) -> None:
         for decision, outcome in told:
             print(json.dumps({"decision": decision, "outcome": outcome}))
         return
-    columns, since = room(), None
+    # A pipe has room for more than there is.
+    columns, since = shutil.get_terminal_size(fallback=(10_000, 24)).columns, None
     of_name = min(max(16, columns - 64), WIDEST)
     for decision, outcome in told:
         if since is None:

@@ -4,7 +4,6 @@ are shown as they are."""
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -86,11 +85,6 @@ def looking() -> Iterator[None]:
         console.status("looking at vLLM, driver and machine") if shows else contextlib.nullcontext()
     ):
         yield
-
-
-def room() -> int:
-    """Characters of a line: the terminal's, or what COLUMNS says; more than enough elsewhere."""
-    return shutil.get_terminal_size(fallback=(10_000, 24)).columns
 
 
 def name(text: str) -> str:

@@ -7,6 +7,7 @@ The screen has 80 columns by 24 rows or more. What it says is made of two scrape
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -58,7 +59,8 @@ def top(
     goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied.
     """
     watch, console = Watch(Server(url, api_key, TIMEOUT_S)), terminal()
-    signal.signal(signal.SIGTERM, _stop)  # so that the terminal is left clean
+    # So that the terminal is left clean.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if once or not console.is_terminal:
         for wait_s in (0.0, interval):
             _look(watch, wait_s)
@@ -107,10 +109,6 @@ class Watch:
             self._scrapes.popleft()
         if len(self._scrapes) > 1:
             self.shown = scrape, scrape.since(self._scrapes[0])
-
-
-def _stop(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _look(watch: Watch, after_s: float) -> None:
