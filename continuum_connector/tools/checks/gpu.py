@@ -6,16 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from continuum_connector.tools.checks.line import (
-    Line,
-    error,
-    numbers_of,
-    ok,
-    several,
-    size,
-    unseen,
-    warning,
-)
+from continuum_connector.tools.checks.line import Line, error, ok, several, size, unseen, warning
 from continuum_connector.tools.checks.machine import CudaSeen, Facts, Gpu, Machine
 from continuum_connector.tools.checks.plan import Plan
 
@@ -167,11 +158,11 @@ def _node(machine: Machine, node: int | None, gpus: str, wanted: int) -> Line:
         text = f"which node {gpus} belong to is not said (a virtual machine?)"
         return unseen("NUMA", text)
     allowed, near = machine.fields("proc/self/status"), f"node {node}, of {gpus}"
-    if node not in numbers_of(allowed.get("Mems_allowed_list", str(node))):
+    if node not in _numbers(allowed.get("Mems_allowed_list", str(node))):
         text = f"this process may not use the memory of {near}: every copy crosses the sockets"
         return warning("NUMA", text, "a cpuset or numactl that includes it")
-    cpus = numbers_of(machine.text(f"{NODES}/node{node}/cpulist") or "")
-    own = numbers_of(allowed.get("Cpus_allowed_list", ""))
+    cpus = _numbers(machine.text(f"{NODES}/node{node}/cpulist") or "")
+    own = _numbers(allowed.get("Cpus_allowed_list", ""))
     if cpus and own and not cpus & own:
         text = f"this process may not run on the cores of {near}: whoever copies is far from it"
         return warning("NUMA", text, "a cpuset or numactl that includes it")
@@ -183,3 +174,13 @@ def _node(machine: Machine, node: int | None, gpus: str, wanted: int) -> Line:
         text = f"{near} has {size(free)} free of the {size(wanted)} wanted; the rest lies far away"
         return warning("NUMA", text, "lower dram_bytes, or free that node's memory")
     return ok("NUMA", f"{near}, has {size(free)} free")
+
+
+def _numbers(text: str) -> set[int]:
+    """The numbers in one of the kernel's lists, such as "0-3,8"."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found.update(range(int(first), int(last or first) + 1))
+    return found

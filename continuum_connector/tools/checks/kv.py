@@ -29,8 +29,11 @@ _OTHER = (  # keys of layers that keep something else, in models of these types,
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 _LARGEST_UNIT = 64
 FULL = "FullAttentionSpec"
-_WORDS = {FULL: "full attention", "MLAAttentionSpec": "latent attention (MLA)"}
-_WORDS["MambaSpec"] = "states"
+_WORDS = {
+    FULL: "full attention",
+    "MLAAttentionSpec": "latent attention (MLA)",
+    "MambaSpec": "states",
+}
 
 
 # --- as vLLM makes it -----------------------------------------------------------------------
