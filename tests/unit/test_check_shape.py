@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from continuum_connector.tools.checks import kv as kvs
@@ -66,7 +67,7 @@ def test_a_file_that_fits_no_model_is_broken(value: Any) -> None:
 
 # --- what vLLM makes, in bytes ----------------------------------------------------------------
 def kv(groups: Any, block_bytes: int) -> Kv:
-    return Kv(**{**fake.KV, "groups": groups, "block_bytes": block_bytes})
+    return msgspec.convert(fake.KV | {"groups": groups, "block_bytes": block_bytes}, Kv)
 
 
 def test_a_context_takes_whole_blocks_of_each_group() -> None:

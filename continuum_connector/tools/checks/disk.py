@@ -210,7 +210,9 @@ def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Can each file that the config names be written or read?"""
     config = plan.config
     if (path := config.state_path) and machine.can_write(path):
-        where = "a file of its own per model and device in it" if machine.is_folder(path) else path
+        where = (
+            "a file of its own per model and device in it" if machine.place(path).is_dir() else path
+        )
         yield ok("state_path", f"learned costs and tool times outlive a restart: {where}")
     elif path:
         text = f"{path} cannot be written, so what is learned ends with the process"
@@ -226,7 +228,7 @@ def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
 
 def _switch(machine: Machine, path: str) -> Line:
     folder = os.path.dirname(path) or "."
-    if not machine.is_folder(folder):
+    if not machine.place(folder).is_dir():
         text = f"{folder} is no folder, so the server stops at start"
         return error("switch_path", text, "make the folder, or leave switch_path empty")
     place = machine.place(path)

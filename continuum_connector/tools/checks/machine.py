@@ -64,10 +64,6 @@ class Machine:
         place = found if found.exists() else found.parent
         return place.exists() and os.access(place, os.W_OK)
 
-    def is_folder(self, path: str) -> bool:
-        """Whether there is a folder of this name."""
-        return self.place(path).is_dir()
-
     def place(self, path: str) -> Path:
         """Where a path of the server's config is on this machine."""
         return self.root / path.lstrip("/") if path.startswith("/") else Path(path)
@@ -129,22 +125,19 @@ def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
 class Kv(msgspec.Struct, frozen=True):
     """The KV cache that vLLM makes for a command line, and what our connector says of it there.
 
-    `device`: the GPU that vLLM was told of. `runner`: generate or pooling. `aside`, `no_tier`,
-    `no_disk`: the server's sentences, "" where it does not object. `layers`: class of spec, window
-    or chunk, how many; `groups`: class, tokens of a block, window or chunk. `block_bytes`: a block
-    of every group takes so much, over all `num_ranks` ranks of an engine. `drops_a_block`: drafts
-    make a hit shorter by a block.
+    `device`: the GPU that vLLM was told of. `aside`, `no_tier`, `no_disk`: the server's sentences,
+    "" where it does not object. `layers`: class of spec, window or chunk, how many; `groups`:
+    class, tokens of a block, window or chunk. `block_bytes`: a block of every group takes so much,
+    over all `num_ranks` ranks of an engine. `drops_a_block`: drafts make a hit shorter by a block.
     """
 
     device: str
     architecture: str
-    runner: str
     aside: str
     no_tier: str
     no_disk: str
     layers: tuple[tuple[str, int | None, int], ...]
     groups: tuple[tuple[str, int, int | None], ...]
-    hash_size: int
     block_bytes: int
     num_ranks: int
     prefix_caching: bool

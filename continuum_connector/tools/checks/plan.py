@@ -59,7 +59,7 @@ class Options:
     data_parallel_multi_port_external_lb: bool = False
     nnodes: int = 1
     distributed_executor_backend: str = "mp"
-    speculative_config: str = ""
+    speculative_config: Any = None
     spec_method: str = ""
     enable_lora: bool = False
     enable_cumem_allocator: bool = False
