@@ -32,36 +32,32 @@ FILL = 0.8  # of a tier; if it is fuller, KV leaves that is needed again
 _P90 = 1.2815515655446004  # of the standard normal distribution
 
 
-def _of(least: float, most: float, text: str, *names: str) -> Any:
-    """An option of a number within these bounds."""
-    return typer.Option(*names, min=least, max=most, help=text)
+def _of(text: str, least: float | None = None, most: float | None = None) -> Any:
+    """An option of a text, or of a number within these bounds."""
+    return typer.Option(min=least, max=most, help=text)
 
 
 def size(
     command: Command = None,
-    model: Annotated[
-        str, typer.Option(help="A folder with config.json, or a downloaded model.")
-    ] = "",
+    model: Annotated[str, _of("A folder with config.json, or a downloaded model.")] = "",
     bytes_per_token: Annotated[
-        str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
+        str, _of("KV bytes of a token over all layers, instead of --model.")
     ] = "",
-    context: Annotated[int, _of(1, 10**9, "Mean tokens of a context.")] = 122_000,
-    programs: Annotated[float, _of(0.0, 1e9, "Agents alive at once.")] = 0.0,
-    rate: Annotated[float, _of(0.0, 1e6, "Or: agents that start, per second.")] = 0.0,
-    turns: Annotated[float, _of(1.0, 1e9, "Mean turns of an agent, with --rate.")] = 64.0,
-    gap: Annotated[float, _of(0.01, 1e9, "Median seconds between turns.")] = 9.0,
+    context: Annotated[int, _of("Mean tokens of a context.", 1, 10**9)] = 122_000,
+    programs: Annotated[float, _of("Agents alive at once.", 0.0, 1e9)] = 0.0,
+    rate: Annotated[float, _of("Or: agents that start, per second.", 0.0, 1e6)] = 0.0,
+    turns: Annotated[float, _of("Mean turns of an agent, with --rate.", 1.0, 1e9)] = 64.0,
+    gap: Annotated[float, _of("Median seconds between turns.", 0.01, 1e9)] = 9.0,
     gap_p90: Annotated[
-        float, _of(0.0, 1e9, "Their 90th percentile. 0: same as the median.")
+        float, _of("Their 90th percentile. 0: same as the median.", 0.0, 1e9)
     ] = 72.0,
-    turn: Annotated[float, _of(0.01, 1e9, "Mean seconds that a turn takes.")] = 5.0,
-    new_tokens: Annotated[int, _of(1, 10**9, "Mean tokens that a turn adds.")] = 3_276,
-    vram: Annotated[
-        str, typer.Option(help="KV space of one GPU; vLLM logs it at its start.")
-    ] = "55GiB",
-    gpus: Annotated[int, _of(1, 10**5, "GPUs that share a model, with --bytes-per-token.")] = 1,
-    pcie: Annotated[float, _of(0.1, 1e6, "GB/s of one GPU's link, one way.")] = 50.0,
-    dram: Annotated[str, typer.Option(help="DRAM for the tier; the rest goes to a disk.")] = "",
-    drive: Annotated[float, _of(0.01, 1e6, "GB/s at which the drive reads.", "--drive")] = 3.0,
+    turn: Annotated[float, _of("Mean seconds that a turn takes.", 0.01, 1e9)] = 5.0,
+    new_tokens: Annotated[int, _of("Mean tokens that a turn adds.", 1, 10**9)] = 3_276,
+    vram: Annotated[str, _of("KV space of one GPU; vLLM logs it at its start.")] = "55GiB",
+    gpus: Annotated[int, _of("GPUs that share a model, with --bytes-per-token.", 1, 10**5)] = 1,
+    pcie: Annotated[float, _of("GB/s of one GPU's link, one way.", 0.1, 1e6)] = 50.0,
+    dram: Annotated[str, _of("DRAM for the tier; the rest goes to a disk.")] = "",
+    drive: Annotated[float, _of("GB/s at which the drive reads.", 0.01, 1e6)] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Say how much DRAM a server's agents need.
