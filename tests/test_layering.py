@@ -211,7 +211,6 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/proven", "vllm/release", "switch", "observe/trace", "dram"),
     },
     "vllm/plugin": {"vllm/attach", "vllm/release"},
-    "tools/sizing": set(),
     "tools/analysis": {"observe/trace", "forecast", "sizes"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
@@ -220,7 +219,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("switch_endpoint", "epoch_endpoint", "program_endpoint", "endpoints"),
     },
     "tools/cli": {
-        *("tools/analysis", "tools/checks", "tools/sizing"),
+        *("tools/analysis", "tools/checks"),
         *("files", "sizes"),
     },
     "": {"connector", "vllm/attach"},  # __init__: the public names
@@ -251,7 +250,7 @@ CLOCK_IN = {  # who may ask what time it is
     "observe/trace.py",
     "scheduler/waker.py",
     "tools/checks/ask.py",  # it times a drive
-    "tools/analysis/written.py",  # it reads dates that others wrote
+    "tools/analysis/foreign.py",  # it reads dates that others wrote
     "tools/cli/top.py",
 }
 

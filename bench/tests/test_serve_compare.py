@@ -19,7 +19,7 @@ from bench.serve.record import RunFolder
 from bench.serve.results import Dram, Program, ResultError, Run, Turn
 from bench.tests.ab_results import experiment
 from bench.tests.fake_server import fake_server
-from continuum_connector.tools.cli import bench as find_bench
+from continuum_connector.tools.cli import app as find_bench
 from continuum_connector.tools.cli.app import app as continuum
 
 PROM = 'vllm:prompt_tokens_by_source_total{{source="local_compute",engine="0"}} {}\n'

@@ -14,7 +14,7 @@ from bench.sim.workloads import trace_files
 from bench.sim.workloads.claude_code import NAME
 from bench.sim.workloads.gaps import CURVES, gaps
 from bench.sim.workloads.registry import NAMES, build
-from continuum_connector.tools.analysis.recorded import conversations
+from continuum_connector.tools.analysis.foreign import conversations
 
 
 def common(first: list[int], second: list[int]) -> int:

@@ -89,7 +89,6 @@ def make(
     cuda: Mapping[str, Any] | None = None,
     native: Mapping[str, Any] | None = None,
     disk: Mapping[str, Any] | None = None,
-    smi: str | None = None,
     plugins: Mapping[str, str] | None = None,
     memlock: int | None = None,
 ) -> Machine:
@@ -123,7 +122,7 @@ def make(
         root,
         environ or {},
         ask,
-        lambda _words: smi,
+        lambda _words: None,
         {"continuum": "continuum_connector.vllm.plugin:register"} if plugins is None else plugins,
         memlock,
     )

@@ -35,7 +35,7 @@ def plan(*words: str) -> Plan:
     ],
 )
 def test_ways_to_say_the_same(words: list[str]) -> None:
-    assert plan(*words) == Plan(model="m", tensor_parallel=2)
+    assert plan(*words) == Plan(model="m", tensor_parallel_size=2)
 
 
 def test_nothing_said_is_our_connector_with_its_defaults() -> None:
@@ -92,8 +92,8 @@ def test_a_server_for_each_engine_means_dram_bytes_as_often() -> None:
 
 
 def test_flags_that_turn_things_off() -> None:
-    assert plan("--no-enable-prefix-caching").prefix_caching is False
-    assert plan("--no-enable-prefix-caching", "--enable-prefix-caching").prefix_caching
+    assert plan("--no-enable-prefix-caching").enable_prefix_caching is False
+    assert plan("--no-enable-prefix-caching", "--enable-prefix-caching").enable_prefix_caching
 
 
 @pytest.mark.parametrize("words", [["-tp", "two"], ["-tp", "0"], ["--tensor-parallel-size"]])
@@ -146,7 +146,11 @@ def test_what_vllms_parser_reads_counts() -> None:
     transfer = {"kv_connector": "X", "kv_role": "kv_both", "kv_connector_extra_config": {}}
     told = {"model": "m", "tensor_parallel_size": 2, "enable_prefix_caching": False}
     found = as_vllm_reads(mine, told | {"kv_transfer_config": transfer}, {})
-    assert (found.tensor_parallel, found.prefix_caching, found.names_us) == (2, False, False)
+    assert (found.tensor_parallel_size, found.enable_prefix_caching, found.names_us) == (
+        2,
+        False,
+        False,
+    )
     assert (found.is_stock, found.options_file, found.unknown) == (False, "", ("x",))
     assert as_vllm_reads(mine, told, {}).is_stock, "none was given in the file, either"
     assert as_vllm_reads(mine, {"spec_method": "ngram"}, {}).drafts

@@ -158,7 +158,7 @@ def test_what_gets_no_disk_tier_is_said_before_the_start(
 
 
 def test_where_there_can_be_no_dram_tier_the_disk_is_not_blamed_as_well(tmp_path: Path) -> None:
-    served = replace(plan(), pipeline_parallel=2, executor="ray")
+    served = replace(plan(), pipeline_parallel_size=2, distributed_executor_backend="ray")
     lines = [each.subject for each in check(fake.make(tmp_path), served)]
     assert "DRAM tier" in lines
     assert "disk tier" not in lines
@@ -193,10 +193,12 @@ def test_files_of_ranks_that_are_no_more_are_no_room_and_are_named(tmp_path: Pat
     assert line.verdict is WARNING
     assert "1024.0 GiB more in files of ranks that this server does not have" in line.text
     assert line.cure == "delete dp0-rank1.slab, dp1-rank0.slab"
-    served = replace(plan(), tensor_parallel=2, num_engines=2, node_engines=2)
+    served = replace(plan(), tensor_parallel_size=2, data_parallel_size=2)
     lines = said(tmp_path / "c", served, disk=room)
     assert "more in files" not in lines["disk space"].text
-    served = replace(plan(), num_engines=2, node_engines=1)  # the other node may use this folder
+    served = replace(
+        plan(), data_parallel_size=2, data_parallel_size_local=1
+    )  # the other node may use this folder
     assert "more in files" not in said(tmp_path / "d", served, disk=room)["disk space"].text
 
 

@@ -646,8 +646,16 @@ def test_pcie_link(
 def test_nvidia_smi_is_asked_where_the_kernel_does_not_say(
     tmp_path: Path, smi: str, part: str
 ) -> None:
-    machine = fake.make(tmp_path, {f"{PCI}/max_link_speed": "Unknown"}, smi=smi)
+    asked: list[str] = []
+
+    def run(words: list[str]) -> str:
+        asked.extend(words)
+        return smi
+
+    machine = replace(fake.make(tmp_path, {f"{PCI}/max_link_speed": "Unknown"}), run=run)
     assert part in one(machine, plan(), "PCIe link").text
+    fields = ("width.current", "width.max", "gen.gpumax", "gen.hostmax")
+    assert f"--query-gpu={','.join(f'pcie.link.{each}' for each in fields)}" in asked
 
 
 def test_a_gpu_behind_nvlink_has_no_pcie_to_judge(tmp_path: Path) -> None:

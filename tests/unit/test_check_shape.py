@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from continuum_connector.tools.checks import kv as kvs
+from continuum_connector.tools.checks.kv import BrokenModelError, ShapeError, read_shape
 from continuum_connector.tools.checks.machine import Kv
-from continuum_connector.tools.checks.model_file import BrokenModelError
-from continuum_connector.tools.checks.shape import ShapeError, read_shape
 from tests.unit import fake_machine as fake
 from tests.vllm.model_configs import LLAMA_8B
 
@@ -24,17 +24,16 @@ def test_a_llama_of_8b_takes_128_kib_per_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "kv_cache_dtype", "config", "num_kib"),
+    ("kv_cache_dtype", "config", "num_kib"),
     [
-        ("auto", "fp8", {}, 64),
-        ("float32", "auto", {}, 128),
-        ("auto", "auto", {"torch_dtype": "float32"}, 128),  # vLLM serves float32 as bfloat16
-        ("auto", "auto", {"torch_dtype": None}, 128),
-        ("auto", "bfloat16", {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, 128),
+        ("fp8", {}, 64),
+        ("auto", {"torch_dtype": "float32"}, 128),  # vLLM serves float32 as bfloat16
+        ("auto", {"torch_dtype": None}, 128),
+        ("bfloat16", {"quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, 128),
     ],
 )
-def test_bytes_by_type(dtype: str, kv_cache_dtype: str, config: Any, num_kib: int) -> None:
-    shape = read_shape({**LLAMA_8B, **config}, dtype, kv_cache_dtype)
+def test_bytes_by_type(kv_cache_dtype: str, config: Any, num_kib: int) -> None:
+    shape = read_shape({**LLAMA_8B, **config}, kv_cache_dtype)
     assert shape.context_bytes(1) == num_kib * KIB
 
 
@@ -68,7 +67,7 @@ def test_a_file_that_fits_no_model_is_broken(value: Any) -> None:
 
 # --- what vLLM makes, in bytes ----------------------------------------------------------------
 def kv(groups: Any, block_bytes: int) -> Kv:
-    return Kv(**{**fake.KV, "groups": groups, "block_bytes": block_bytes})
+    return msgspec.convert(fake.KV | {"groups": groups, "block_bytes": block_bytes}, Kv)
 
 
 def test_a_context_takes_whole_blocks_of_each_group() -> None:
@@ -84,7 +83,7 @@ def test_of_windows_and_states_a_context_takes_what_the_next_turn_reads() -> Non
         1000,
     )
     assert kvs.context_bytes(found, 1600) == (4 + 100 + 1) * 1000
-    assert kvs.state_bytes(found) == 1000
+    assert kvs.state_blocks(found) == [16]
     assert kvs.new_bytes(found, 16) == 3000, "a window's tokens are stored, too"
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from continuum_connector.tools.checks import tools
-from continuum_connector.tools.checks.families import FAMILIES, family_of
 from continuum_connector.tools.checks.line import Line, Verdict
 from continuum_connector.tools.checks.machine import VllmSeen
 from continuum_connector.tools.checks.plan import read_plan
+from continuum_connector.tools.checks.tools import FAMILIES, family_of
 
 SETUP = Path(__file__).resolve().parents[2] / "docs" / "agents-setup.md"
 VLLM = VllmSeen(version="0.32.0", tool_parsers=("hermes", "mistral", "qwen3_json", "qwen3_xml"))

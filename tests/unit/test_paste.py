@@ -82,6 +82,7 @@ OPTIONS = [
     "kubectl run llm --image=vllm/vllm-openai -- --model m -tp 2",
     "- --model\n- m\n- -tp\n- '2'",
     "args: [--model, m, -tp, 2]",
+    'llm = {\n  image = "vllm/vllm-openai";\n  cmd = [ "--model" "m"\n "-tp" "2" ];\n};',
     'FROM vllm/vllm-openai\nENV A=b\nCMD ["--model", "m", "-tp", "2"]',
     "services:\n  llm:\n    image: vllm/vllm-openai\n    command: --model m -tp 2",
     "services:\n  llm:\n    image: vllm/vllm-openai\n    command: [--model, m, -tp, '2']",
@@ -195,6 +196,11 @@ def test_the_environment_that_a_text_sets(tmp_path: Path) -> None:
     assert one("env A=b X=c=d vllm serve m Y=1").environ == {"A": "b", "X": "c=d"}
     assert one("export A=b; C=d\nvllm serve m").environ == {"A": "b", "C": "d"}
     assert paste.of_words(["nohup", "env", "A=b", "vllm", "serve", "m"])[0].environ == {"A": "b"}
+
+
+def test_a_variable_whose_name_is_part_of_another_is_not_seen() -> None:
+    text = "export VLLM_USE_V1_X=1\nvllm serve m\nVLLM_USE_V1: 1"
+    assert one(text).unknown == ["VLLM_USE_V1"]
 
 
 def test_a_path_in_a_container_is_the_folder_that_is_mounted_there(tmp_path: Path) -> None:

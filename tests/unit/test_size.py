@@ -17,7 +17,15 @@ from typer.testing import CliRunner, Result
 from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.cli import size as command
 from continuum_connector.tools.cli.app import app
-from continuum_connector.tools.sizing import Load, Need, Overflow, Place, mean_gap, need, overflow
+from continuum_connector.tools.cli.size import (
+    Load,
+    Need,
+    Overflow,
+    Place,
+    mean_gap,
+    need,
+    overflow,
+)
 from tests.unit import fake_machine as fake
 
 GIB = 2**30

@@ -139,7 +139,7 @@ def test_the_scheduler_and_the_check_have_a_tier_for_the_same_types_of_the_cache
 def test_the_server_and_the_check_say_the_same_of_prefix_caching() -> None:
     config = config_of(enable_prefix_caching=False)
     at_start = build.reason_to_step_aside(config, versions.kv_cache_config(100, 16, (None,)))
-    machine, plan = this_machine(os.environ), Plan(prefix_caching=False)
+    machine, plan = this_machine(os.environ), Plan(enable_prefix_caching=False)
     line = next(
         each for each in lines(machine, plan, VllmSeen()) if each.subject == "prefix caching"
     )

@@ -15,7 +15,7 @@ from typing import Any
 from bench.common.plans import Span, TurnPlan, Workload
 from bench.sim.workloads.claude_code import Replay
 from bench.sim.workloads.trace_files import records
-from continuum_connector.tools.analysis.recorded import TOKEN_S, Conversation, conversations
+from continuum_connector.tools.analysis.foreign import TOKEN_S, Conversation, conversations
 
 NAME = "mooncake.jsonl.gz"
 SOURCE = "https://github.com/kvcache-ai/Mooncake (FAST25-release/traces, Apache-2.0)"

@@ -1,39 +1,47 @@
 """Foreign: what others record of their agents -> requests, to be played by the lab and `bench`.
 
-Each format is told by what is in the file, never by its name (recorded.py, written.py).
+Each format is told by what is in the file, never by its name. A request is a mapping with the
+fields of `Request` in bench/common/workloads.py, in which bench keeps its own recordings: `trace`,
+`lane`, `turn`, `inp` and `out` (tokens), `common_blocks` (of 64 tokens, in common with the lane's
+request before), `think` (seconds since that was answered), `itypes` (a tool's result, or a person's
+words).
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
+import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from continuum_connector.tools.analysis.recorded import (
-    TOKEN_S,
-    Request,
-    bailian,
-    mooncake,
-    of_records,
-    original,
-    weka,
-)
-from continuum_connector.tools.analysis.source import Source, SourceError, is_original
-from continuum_connector.tools.analysis.written import (
-    CHARS,
-    is_open_hands,
-    messages,
-    open_hands,
-    swe_agent,
+from continuum_connector.tools.analysis.source import (
+    Record,
+    Source,
+    SourceError,
+    is_number,
+    is_original,
+    number,
+    read_original,
 )
 
 MAX_BYTES = 1 << 30  # of a file, unpacked
 ENDINGS = (".json", ".jsonl", ".traj", ".gz")
+CHARS = 4  # of text per token
+BLOCK = 64  # tokens of `common_blocks`
+TOKEN_S = 0.03  # made up: what an answer's token took, where only arrivals are recorded
 ESTIMATED = f"tokens estimated, {CHARS} characters each"
+KNOWN = (
+    "requests (JSON lines), Mooncake, Bailian, Weka/AgentX, SWE-agent or mini-swe-agent "
+    "trajectories, OpenHands events, scheduler_timestamps"
+)
+Request = dict[str, Any]
+Conversation = list[dict[str, Any]]
 
 
 class Foreign(NamedTuple):
@@ -47,10 +55,11 @@ class Foreign(NamedTuple):
 def read(path: Path) -> Foreign:
     """Every request of a file, or of all files in a folder. SourceError if it is of no known
     format, or not all of one."""
-    files = [path]
-    if path.is_dir():
+    named = {path: path.stem}
+    if path.is_dir():  # names that are unique among its files
         files = sorted(each for each in path.rglob("*") if each.suffix in ENDINGS)
-    found = [_read(each, _name(each, path)) for each in files]
+        named = {each: str(each.relative_to(path).with_suffix("")) for each in files}
+    found = [_read(each, name) for each, name in named.items()]
     formats = {each.format: each.note for each in found}
     if len(formats) != 1:
         what = f"has {', '.join(formats)} mixed" if formats else "has no such file"
@@ -58,20 +67,14 @@ def read(path: Path) -> Foreign:
     requests = [request for each in found for request in each.requests]
     if not requests:
         raise SourceError(f"{path} has no request in it, so there is nothing to play")
-    [(name, note)] = formats.items()
-    return Foreign(name, requests, note)
+    return found[0]._replace(requests=requests)
 
 
 def of_ours(source: Source) -> Foreign:
     """The requests behind a trace of ours, or of the original recorder."""
-    if not (found := list(of_records(source.records()))):
+    if not (found := list(_of_records(source.records()))):
         raise SourceError("the trace has no turn that was admitted, so there is none to play")
     return Foreign("ContinuumConnector", found, "answers of 1 token")
-
-
-def _name(file: Path, given: Path) -> str:
-    """What its programs are called: unique among the files of a folder."""
-    return file.stem if file == given else str(file.relative_to(given).with_suffix(""))
 
 
 def _read(path: Path, called: str) -> Foreign:
@@ -110,36 +113,272 @@ def _documents(path: Path) -> list[Any]:
         ) from None
 
 
+# --- an agent's requests ----------------------------------------------------------------------
+class Lane:
+    """One agent. Who knows what each request has in common with the one before gives its `turn`s;
+    otherwise its context only grows, by what is `add`ed and `answered`."""
+
+    def __init__(self, trace: str, lane: str = "main") -> None:
+        self.trace, self.lane, self.num_turns = trace, lane, 0
+        self._tokens = self._common = 0
+        self._seen, self._answered = -math.inf, math.inf  # seconds of its clock
+
+    def turn(
+        self, inp: int, out: int, common: int, think: float, t: float | None = None
+    ) -> Request:
+        """Its next turn. `common`: tokens in common with the one before. Only the first comes from
+        a person."""
+        numbers = {"turn": self.num_turns, "inp": max(1, inp), "out": max(1, out)}
+        at = {"common_blocks": common // BLOCK, "think": think} | ({} if t is None else {"t": t})
+        kinds = ["tool_result" if self.num_turns else "text"]
+        self.num_turns += 1
+        return {"trace": self.trace, "lane": self.lane, **numbers, "itypes": kinds, **at}
+
+    def add(self, num_tokens: int, at: float | None = None) -> None:
+        """What others say. `at`: when, if a clock says it."""
+        self._tokens += num_tokens
+        self._seen = self._seen if at is None else at
+
+    def answered(
+        self, num_tokens: int, at: float | None = None, think: float = 0.0, prompt: int = 0
+    ) -> Request:
+        """The request for an answer of so many tokens. `prompt`: its length, if recorded; `think`:
+        the gap before it, if no clock says it."""
+        inp, common = prompt or self._tokens, self._common
+        think = think or max(0.0, self._seen - self._answered)
+        self._tokens = self._common = inp + num_tokens
+        self._answered = math.inf if at is None else at
+        return self.turn(inp, num_tokens, common, think)
+
+
+def _numbers(one: dict[str, Any], *keys: str) -> list[Any]:
+    """These fields. Raises ValueError if one is no number, or a bool."""
+    for key in keys:
+        if not is_number(one[key]):
+            raise ValueError(f"{key} is {one[key]!r}, which is no number")
+    return [one[key] for key in keys]
+
+
+# --- lengths are recorded: Mooncake, Bailian, Weka. Equal hash ids are equal text -------------
+def conversations(requests: Iterable[dict[str, Any]]) -> list[Conversation]:
+    """Chains of requests of which each begins with the one before, but for its last block; in
+    the order of their first."""
+
+    def ends(request: dict[str, Any]) -> Iterator[Any]:
+        ids = request["hash_ids"]
+        return ((count, ids[count - 1]) for count in range(len(ids), 1, -1))
+
+    def end(request: dict[str, Any]) -> Any:
+        ids = request["hash_ids"]  # the last block is not full: its id is that of its text so far
+        return (len(ids) - 1, ids[-2]) if len(ids) > 2 else None
+
+    return _chains(requests, ends, end)
+
+
+def _chains(
+    requests: Iterable[dict[str, Any]],
+    begins: Callable[[dict[str, Any]], Iterable[Any]],
+    end: Callable[[dict[str, Any]], Any],
+) -> list[Conversation]:
+    """Each request behind the one whose `end` is the first open one of what it may begin with."""
+    open_ends: dict[Any, Conversation] = {}
+    found: list[Conversation] = []
+    for request in requests:
+        talk = next((open_ends.pop(each) for each in begins(request) if each in open_ends), None)
+        if talk is None:
+            talk = []
+            found.append(talk)
+        talk.append(request)
+        if (last := end(request)) is not None:
+            open_ends[last] = talk
+    return found
+
+
+def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator[Request]:
+    """`block`: tokens of a hash id; `second`: of its clock."""
+    for index, talk in enumerate(talks):
+        lane = Lane(f"chat{index}")
+        for before, one in zip([None, *talk], talk, strict=False):
+            think, common = 0.0, 0
+            at, inp, out = _numbers(one, "timestamp", "input_length", "output_length")
+            if inp > 2 * block * (1 + len(one["hash_ids"])):
+                of = f"its {len(one['hash_ids'])} hash_ids of {block} tokens"
+                raise ValueError(f"input_length is {inp:,}, far beyond {of}")
+            if before is not None:
+                away_s = (at - before["timestamp"]) / second
+                think = max(0.0, away_s - before["output_length"] * TOKEN_S)
+                common = _shared(before["hash_ids"], one["hash_ids"]) * block
+            made = lane.turn(inp, out, common, think, at / second)
+            yield made | {"itypes": ["text"]}
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many ids two lists begin with in common."""
+    same = (a == b for a, b in zip(one, other, strict=False))
+    return sum(itertools.takewhile(bool, same))
+
+
+def _bailian(documents: list[Any], _: str) -> Iterator[Request]:
+    """Each request names the one that it goes on from."""
+    chats = _chains(documents, lambda one: [one["parent_chat_id"]], lambda one: one["chat_id"])
+    return _talks(chats, 16, 1.0)
+
+
+def _mooncake(documents: list[Any], _: str) -> Iterator[Request]:
+    return _talks(conversations(documents), 512, 1e3)
+
+
+def _weka(documents: list[Any], stem: str) -> Iterator[Request]:
+    for index, one in enumerate(documents):
+        lane = Lane(str(one.get("id") or f"{stem}{index}"))
+        yield from _agent(lane, one["requests"], int(one.get("block_size", BLOCK)))
+
+
+def _agent(lane: Lane, requests: list[Any], block: int) -> Iterator[Request]:
+    """A sub-agent stands among its parent's requests, with requests of its own."""
+    before: dict[str, Any] = {}
+    for index, one in enumerate(requests):
+        if isinstance(one.get("requests"), list):
+            name = f"{lane.lane}/{one.get('agent_id') or one.get('id') or index}"
+            yield from _agent(Lane(lane.trace, name), one["requests"], block)
+            continue
+        times = [key for key in ("t", "think_time", "api_time") if one.get(key) is not None]
+        inp, out, *_ = _numbers(one, "in", "out", *times)
+        shared = _shared(before.get("hash_ids") or (), one.get("hash_ids") or ())
+        ended = before.get("t", 0.0) + (before.get("api_time") or 0.0)
+        think = one.get("think_time")
+        if think is None:
+            think = max(0.0, one.get("t", ended) - ended) if before else 0.0
+        made = lane.turn(inp, out, shared * block, think, one.get("t", 0.0))
+        kinds = one.get("input_types")
+        yield made | ({"itypes": kinds} if isinstance(kinds, list) else {})
+        before = one
+
+
+# --- texts are recorded: their tokens are estimated where none were counted -------------------
+def _tokens(content: Any) -> int:
+    """Of a message's content, its parts or what an event holds."""
+    if content is None:
+        return 0
+    text = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+    return -(-len(text) // CHARS)
+
+
+def _when(message: Mapping[str, Any]) -> float | None:
+    """Seconds of a message's clock."""
+    extra = message.get("extra")
+    found = message.get("timestamp") or (extra.get("timestamp") if isinstance(extra, dict) else "")
+    if is_number(found):
+        return float(found)  # type: ignore[arg-type]
+    try:
+        return datetime.fromisoformat(str(found)).timestamp()
+    except ValueError:
+        return None
+
+
+def _swe_agent(documents: list[Any], stem: str) -> Iterator[Request]:
+    """A step's response is a turn, its observation what the next one adds."""
+    for one in documents:
+        lane, ran_s = Lane(stem), 0.0
+        asked = itertools.takewhile(
+            lambda message: message.get("role") != "assistant", one.get("history") or ()
+        )
+        lane.add(sum(_tokens(message.get("content")) for message in asked))
+        for step in one["trajectory"]:
+            yield lane.answered(_tokens(step.get("response")), think=ran_s)
+            lane.add(_tokens(step.get("observation")))
+            ran_s = float(step.get("execution_time") or 0.0)
+
+
+def _messages(documents: list[Any], stem: str) -> Iterator[Request]:
+    """mini-swe-agent, and other lists of messages as they are sent."""
+    every = documents[0] if isinstance(documents[0], list) else documents
+    for index, one in enumerate(every):
+        told = one["messages"]
+        told = msgspec.json.decode(told) if isinstance(told, str) else told
+        lane = Lane(str(one.get("instance_id") or one.get("traj_id") or f"{stem}-{index}"))
+        for message in told:
+            size = _tokens(message.get("content")) + _tokens(message.get("tool_calls"))
+            if message.get("role") == "assistant":
+                yield lane.answered(size, _when(message))
+            else:
+                lane.add(size, _when(message))
+        if not lane.num_turns and told:  # it was asked, and the answer is not in the file
+            yield lane.answered(1)
+
+
+def _open_hands(documents: list[Any], stem: str) -> Iterator[Request]:
+    """An action of the agent is a turn; what others say is what the next one adds."""
+    runs = documents if "history" in documents[0] else [{"history": documents}]
+    if isinstance(documents[0], list):  # of events, as one event per line is
+        runs = [{"history": each} for each in documents]
+    for index, one in enumerate(runs):
+        lane, last = Lane(str(one.get("instance_id") or f"{stem}-{index}")), ""
+        for event in one["history"]:
+            called = event.get("tool_call_metadata") or {}
+            answer = called.get("model_response") or {}
+            usage, answer_id = answer.get("usage") or {}, str(answer.get("id") or event.get("id"))
+            size = sum(_tokens(event.get(key)) for key in ("message", "content", "args"))
+            is_turn = event.get("source") == "agent" and "action" in event
+            if not is_turn or event.get("action") in ("system", "recall", "condensation"):
+                lane.add(size, _when(event))
+            elif answer_id != last:  # several actions of one answer are one turn
+                out, prompt = usage.get("completion_tokens"), usage.get("prompt_tokens")
+                yield lane.answered(out or size, _when(event), prompt=prompt or 0)
+                last = answer_id
+
+
+def _is_open_hands(one: Any) -> bool:
+    first = one["history"] if isinstance(one, dict) and "history" in one else one
+    first = first[0] if isinstance(first, list) and first else first
+    is_event = isinstance(first, dict) and "source" in first
+    return is_event and bool({"action", "observation"} & {*first})
+
+
+# --- our own, and the original recorder's -----------------------------------------------------
+def _of_records(records: Iterable[Record]) -> Iterator[Request]:
+    """The requests behind a trace of ours: what was asked, found and waited for. How long an answer
+    was is not recorded: it is what the next prompt does not need to compute, or 1."""
+    turns: dict[str, list[dict[str, float]]] = {}
+    for record in records:
+        program, now = str(record.get("program")), float(record["now"])
+        talk, tokens = turns.setdefault(program, []), number(record, "tokens")
+        if record["event"] == "arrive":
+            talk.append({"t": now})
+        elif record["event"] == "admit" and talk and tokens is not None:
+            talk[-1]["inp"] = tokens
+        elif record["event"] == "decision" and talk:
+            talk[-1]["end"] = now
+    for program, talk in turns.items():
+        lane, before = Lane(program), dict[str, float]()
+        for one in (each for each in talk if "inp" in each):
+            think = max(0.0, one["t"] - before.get("end", one["t"]))
+            yield lane.turn(int(one["inp"]), 1, int(before.get("inp", 0)), think)
+            before = one
+
+
+def _original(documents: list[Any], _: str) -> Iterator[Request]:
+    return _of_records(record for record in read_original(documents[0]) if record)
+
+
 def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda one: isinstance(one, dict) and all(key in one for key in keys)
 
 
-def _own(documents: list[Any], _: str) -> Iterator[Request]:
-    yield from documents
+def _has_messages(one: Any) -> bool:
+    return _has("messages")(one[0] if isinstance(one, list) and one else one)
 
 
-Reader = Callable[[list[Any], str], Iterator[Request]]
+Reader = Callable[[list[Any], str], Iterable[Request]]
+_ASKED = ("timestamp", "input_length", "output_length", "hash_ids")
+_ANSWERED = f"answers at {TOKEN_S} s a token"
 FORMATS: tuple[tuple[str, str, Callable[[Any], bool], Reader], ...] = (
-    ("requests", "", _has("trace", "lane", "inp", "out"), _own),
-    ("Bailian", f"answers at {TOKEN_S} s a token", _has("chat_id", "parent_chat_id"), bailian),
-    (
-        "Mooncake",
-        f"who asked, and answers at {TOKEN_S} s a token",
-        _has("timestamp", "input_length", "output_length", "hash_ids"),
-        mooncake,
-    ),
-    ("Weka", "", _has("requests"), weka),
-    ("SWE-agent", ESTIMATED, _has("trajectory"), swe_agent),
-    ("OpenHands", f"{ESTIMATED}, unless counted", is_open_hands, open_hands),
-    (
-        "messages",
-        ESTIMATED,
-        lambda one: _has("messages")(one[0] if isinstance(one, list) and one else one),
-        messages,
-    ),
-    ("scheduler_timestamps", "answers of 1 token", is_original, original),
-)
-KNOWN = (
-    "requests (JSON lines), Mooncake, Bailian, Weka/AgentX, SWE-agent or mini-swe-agent "
-    "trajectories, OpenHands events, scheduler_timestamps"
+    ("requests", "", _has("trace", "lane", "inp", "out"), lambda documents, _: documents),
+    ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _bailian),
+    ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _mooncake),
+    ("Weka", "", _has("requests"), _weka),
+    ("SWE-agent", ESTIMATED, _has("trajectory"), _swe_agent),
+    ("OpenHands", f"{ESTIMATED}, unless counted", _is_open_hands, _open_hands),
+    ("messages", ESTIMATED, _has_messages, _messages),
+    ("scheduler_timestamps", "answers of 1 token", is_original, _original),
 )

@@ -67,22 +67,20 @@ class Stakes:
         """Seconds lost, and against what, if the program returned after `gap_s` seconds; None: it
         never did."""
         gap = math.inf if gap_s is None else gap_s
-        values = {"free": 0.0, "offload": self._stored(gap), "pin": self._pinned(gap, gap)}
+        stored, is_late = 0.0, gap > self.residence_s or math.isinf(gap)
+        if self.load_s is not None and not is_late:
+            stored = self.weight * max(0.0, self.prefill_s - self.load_s)
+        values = {"free": 0.0, "offload": stored, "pin": self._pinned(gap, gap, stored)}
         best = max(values, key=lambda name: values[name])
-        chosen = {"free": 0.0, "offload": values["offload"]}.get(self.decision)
-        if chosen is None:
-            chosen = self._pinned(gap, self.ttl_s)
+        chosen = values[self.decision]
+        if self.decision == "pin":
+            chosen = self._pinned(gap, self.ttl_s, stored)
         # Rounded or altered numbers in the record must not make it negative.
         return max(0.0, values[best] - chosen), best
 
-    def _stored(self, gap: float) -> float:
-        if self.load_s is None or gap > self.residence_s or math.isinf(gap):
-            return 0.0
-        return self.weight * max(0.0, self.prefill_s - self.load_s)
-
-    def _pinned(self, gap: float, ttl_s: float) -> float:
+    def _pinned(self, gap: float, ttl_s: float, stored: float) -> float:
         if math.isinf(gap) and math.isinf(ttl_s):
             return -math.inf  # an endless pin for nobody
         if gap <= ttl_s:
             return self.weight * self.prefill_s - self.cost * gap
-        return (self._stored(gap) if self.is_stored else 0.0) - self.cost * ttl_s
+        return (stored if self.is_stored else 0.0) - self.cost * ttl_s

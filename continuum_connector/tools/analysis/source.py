@@ -48,12 +48,14 @@ class Source:
         self.num_bad = 0
         self.paths = [path, *older_files(path)]
         starts = [_start(each) for each in self.paths]
+        self._jobs: Any = None
         if not any(map(bytes.strip, starts)):
             raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
         is_ours = any(_record(line) for start in starts for line in start.split(b"\n"))
         # What begins otherwise may be anything, of any size.
-        is_object = not is_ours and starts[0].lstrip().startswith(b"{")
-        self._jobs = _json(path) if is_object else None
+        if not is_ours and starts[0].lstrip().startswith(b"{"):
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                self._jobs = msgspec.json.decode(path.read_bytes())
         if not is_ours and not is_original(self._jobs):
             raise UnknownError(
                 f"{path} is neither a trace of ContinuumConnector nor the original "
@@ -63,21 +65,22 @@ class Source:
     def records(self) -> Iterator[Record]:
         """Every record, in the order of the files."""
         self.num_bad = 0
-        with contextlib.ExitStack() as stack:
-            for record in self._read(stack) if self._jobs is None else read_original(self._jobs):
-                if record is not None:
-                    yield record
-                else:
-                    self.num_bad += 1
+        for record in self._read() if self._jobs is None else read_original(self._jobs):
+            if record is not None:
+                yield record
+            else:
+                self.num_bad += 1
 
-    def _read(self, stack: contextlib.ExitStack) -> Iterator[Record | None]:
-        try:
-            for file in reversed(self._opened(stack)):
-                while line := _line(file):
-                    if line.strip():
-                        yield _record(line)
-        except OSError as error:
-            raise _unread(self.paths[0], error) from None
+    def _read(self) -> Iterator[Record | None]:
+        with contextlib.ExitStack() as stack:
+            files = self._opened(stack)
+            try:
+                for file in reversed(files):
+                    while line := _line(file):
+                        if line.strip():
+                            yield _record(line)
+            except OSError as error:
+                raise _unread(self.paths[0], error) from None
 
     def _opened(self, stack: contextlib.ExitStack) -> list[BinaryIO]:
         """Open all files, the newest first. If a server moves them meanwhile, one may be met again
@@ -128,13 +131,6 @@ def _record(line: bytes) -> Record | None:
         return None
     is_one = text(record, "event") and number(record, "now") is not None
     return record if is_one else None
-
-
-def _json(path: Path) -> Any:
-    try:
-        return msgspec.json.decode(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 # --- a record's fields, whatever is in them -------------------------------------------------

@@ -6,7 +6,7 @@ import heapq
 import math
 from array import array
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -30,34 +30,6 @@ NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 DECISIONS = ("pin", "offload", "free")
 _MAX_OPEN = 8  # decisions without an outcome per program: parallel turns, or a trace without any
-
-
-class Sample:
-    """Values, their mean and their percentiles."""
-
-    def __init__(self) -> None:
-        self._values = array("d")
-
-    def add(self, value: float) -> None:
-        self._values.append(value)
-
-    @property
-    def num(self) -> int:
-        return len(self._values)
-
-    @property
-    def total(self) -> float:
-        return sum(self._values)
-
-    def spread(self, **more: float) -> dict[str, float | None]:
-        """The mean and the QUANTILES, interpolated linearly; None without values."""
-        values = sorted(self._values)
-        found: dict[str, float | None] = {"mean": _share(sum(values), len(values))}
-        for name, q in {**QUANTILES, **more}.items():
-            low, rest = divmod(q * (len(values) - 1), 1.0)
-            pair = values[int(low) : int(low) + 2]
-            found[name] = pair[0] + rest * (pair[-1] - pair[0]) if pair else None
-        return found
 
 
 @dataclass
@@ -93,7 +65,7 @@ class Summary:
         self.starts: list[Record] = []
         self.first, self.last = math.inf, -math.inf  # the first arrival, the last departure
         self.num: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.samples: defaultdict[str, Sample] = defaultdict(Sample)
+        self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self.saved_s = self.lost_s = 0.0
         self.worst: list[Costly] = []  # a heap
         self._programs: OrderedDict[str, _Program] = OrderedDict()
@@ -142,7 +114,7 @@ class Summary:
             self.num["not read"][why] += 1
             self.num["left there"][why] += count(on_disk, "tokens")
         if (waited_s := number(record, "waited_s")) is not None:
-            self.samples["queueing"].add(waited_s)
+            self.samples["queueing"].append(waited_s)
         if (program := self._programs.get(text(record, "program"))) is not None:
             if program.last_end is not None:
                 _count_tokens(self.num["returning turns"], record, min(num, program.num_tokens))
@@ -155,7 +127,7 @@ class Summary:
         if (program := self._programs.get(text(record, "program"))) is None:
             return
         if (arrived := program.arrivals.pop(turn, None)) is not None:
-            self.samples["turn"].add(now - arrived)
+            self.samples["turn"].append(now - arrived)
         program.last_end = now
         program.num_tokens = count(record, "tokens") or program.num_tokens
         program.open[turn] = Stakes.of(record)
@@ -178,7 +150,7 @@ class Summary:
         # Blocks that the next turn does not continue are of no use to it, whenever it comes.
         gap_s = number(record, "gap_s") if outcome != "diverged" else None
         lost_s, best = stakes.regret(gap_s)
-        self.samples[f"regret per {stakes.decision}"].add(lost_s)
+        self.samples[f"regret per {stakes.decision}"].append(lost_s)
         self.num["regret"]["decisions judged"] += 1
         self.num["regret"]["best kind chosen"] += stakes.decision == best
         heapq.heappush(self.worst, Costly(lost_s, key, turn, stakes.decision, best))
@@ -189,9 +161,9 @@ class Summary:
         cause, held_s = text(record, "cause") or "unpinned", number(record, "held_s")
         self.num["pins ended"][cause] += 1
         if held_s is not None:
-            self.samples["held"].add(held_s)
+            self.samples["held"].append(held_s)
             in_vain = "returned" if cause == "returned" else "in vain"
-            self.samples[f"block-seconds, {in_vain}"].add(held_s * count(record, "blocks"))
+            self.samples[f"block-seconds, {in_vain}"].append(held_s * count(record, "blocks"))
 
     def _copied(self, way: str, record: Record) -> None:
         if text(record, "outcome") != "done":
@@ -208,7 +180,7 @@ class Summary:
             return
         self.num["trace"]["programs"] += 1
         if program.last_end is not None:
-            self.samples["JCT"].add(program.last_end - program.first)
+            self.samples["JCT"].append(program.last_end - program.first)
 
 
 def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
@@ -270,10 +242,10 @@ def _times(of: Summary, num_bad: int) -> Iterator[Part]:
     yield "trace", "", policy | programs | {"turns": of.num["decisions"].total()}
     yield "trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None}
     yield "trace", "", {"preemptions": num["preemptions"], "lines skipped": num_bad}
-    yield "JCT", "", {"programs": of.samples["JCT"].num}
-    yield "JCT", "s", of.samples["JCT"].spread(min=0.0, max=1.0)
+    yield "JCT", "", {"programs": len(of.samples["JCT"])}
+    yield "JCT", "s", spread(of.samples["JCT"], min=0.0, max=1.0)
     for group in ("turn", "queueing"):
-        yield group, "s", of.samples[group].spread()
+        yield group, "s", spread(of.samples[group])
     for group in ("all prompts", "returning turns"):
         tokens = of.num[group]
         names = {"vram": "hit ratio, VRAM", "dram": "hit ratio, DRAM"}
@@ -301,12 +273,12 @@ def _decided(of: Summary) -> Iterator[Part]:
         yield "outcomes", "s", saved
     if pins:
         held = of.samples["held"]
-        returned, vain = (of.samples[f"block-seconds, {of_}"] for of_ in ("returned", "in vain"))
-        total = returned.total + vain.total
+        returned = sum(of.samples["block-seconds, returned"])
+        total = returned + sum(of.samples["block-seconds, in vain"])
         yield "pins ended", "", dict(sorted(pins.items()))
-        yield "pins ended", "s", {"held, mean": _share(held.total, held.num)}
+        yield "pins ended", "s", {"held, mean": _share(sum(held), len(held))}
         yield "pins ended", "", {"block-seconds": total or None}
-        yield "pins ended", "%", {"of them until a return": _share(returned.total, total)}
+        yield "pins ended", "%", {"of them until a return": _share(returned, total)}
 
 
 def _copies(of: Summary) -> Iterator[Part]:
@@ -330,15 +302,22 @@ def _copies(of: Summary) -> Iterator[Part]:
 def _judged(of: Summary) -> Iterator[Part]:
     num = of.num["regret"]
     per = {name: of.samples[f"regret per {name}"] for name in DECISIONS}
-    total_s, judged = sum(each.total for each in per.values()), num["decisions judged"]
+    total_s, judged = sum(map(sum, per.values())), num["decisions judged"]
     yield "regret", "", {name: num[name] for name in ("decisions judged", "not judged")}
     yield "regret", "%", {"best kind chosen": _share(num["best kind chosen"], judged)}
     in_all = {"per decision": _share(total_s, judged), "in all": total_s if judged else None}
-    yield (
-        "regret",
-        "s",
-        in_all | {f"per {d}": each.total / each.num for d, each in per.items() if each.num},
-    )
+    yield "regret", "s", in_all | {f"per {d}": sum(v) / len(v) for d, v in per.items() if v}
+
+
+def spread(values: Sequence[float], **more: float) -> dict[str, Value]:
+    """The mean and the QUANTILES, interpolated linearly; None without values."""
+    values = sorted(values)
+    found: dict[str, Value] = {"mean": _share(sum(values), len(values))}
+    for name, q in {**QUANTILES, **more}.items():
+        low, rest = divmod(q * (len(values) - 1), 1.0)
+        pair = values[int(low) : int(low) + 2]
+        found[name] = pair[0] + rest * (pair[-1] - pair[0]) if pair else None
+    return found
 
 
 def _share(part: float, whole: float) -> float | None:

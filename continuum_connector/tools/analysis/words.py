@@ -59,18 +59,60 @@ PLAIN = {
 }
 
 
+LET_IN = {
+    "fits": "now there is room for it",
+    "empty": "nobody else was left",
+    "deadline": "it had waited long enough",
+    "switched_off": "the connector was switched off",
+}
+EPOCHS = {
+    "reset": "the prefix cache was reset",
+    "weights": "the weights changed",
+    "version": "vLLM was told another weight version",
+}
+COPIED = {
+    "store": "stored in DRAM",
+    "load": "loaded from DRAM",
+    "write": "written to disk",
+    "read": "read from disk",
+}
+
+
 def told(record: Record) -> Iterator[Line]:
     """The lines that describe a record; none for an event that we do not know."""
-    event = record["event"]
+    yield from (Line(record, *said) for said in _told(record["event"], record))
+
+
+def _told(event: str, record: Record) -> Said:
     if event in PLAIN:
         words, kind = PLAIN[event]
-        yield Line(record, words + _after(": ", text(record, "reason")), kind)
+        yield words + _after(": ", text(record, "reason")), kind
+    elif event == "start":
+        yield f"a server started, policy {text(record, 'policy') or 'unknown'}", ""
+    elif event == "let_in":
+        why = text(record, "because")
+        said = f"held for {_of(record, 'held_s')} at the gate"
+        yield f"{said}; {LET_IN.get(why, why)}", ""
+    elif event == "pin_end":
+        cause = text(record, "cause") or "unpinned"
+        kind = {"returned": "good", "expired": "bad", "pressure": "bad"}.get(cause, "")
+        yield f"pin ended after {_of(record, 'held_s')}: {cause}", kind
+    elif event == "epoch":
+        cause, why = text(record, "cause"), text(record, "why")
+        began = EPOCHS.get(cause, f"a new epoch began ({cause})") + (f" ({why})" if why else "")
+        yield f"{began}: every pin ended, everything below VRAM is forgotten", "bad"
+    elif event == "switch":
+        off = "off: every pin ended, DRAM was emptied"
+        yield f"the connector was switched {'on' if record.get('on') else off}", "bad"
+    elif event in COPIED:
+        blocks, what = f"{count(record, 'blocks'):,} blocks", COPIED[event]
+        reasons, outcome = ", ".join(texts(record, "reasons")), text(record, "outcome")
+        if outcome == "done":
+            yield f"{blocks} {what} in {_of(record, 'seconds')}", "detail"
+        else:
+            yield f"{blocks} not {what}: {outcome}{f' ({reasons})' if reasons else ''}", "bad"
     elif event in _TELL:
-        yield from (Line(record, *said) for said in _TELL[event](record))
-
-
-def _start(record: Record) -> Said:
-    yield f"a server started, policy {text(record, 'policy') or 'unknown'}", ""
+        yield from _TELL[event](record)
 
 
 def _arrive(record: Record) -> Said:
@@ -110,19 +152,6 @@ def _kept(record: Record) -> str:
         return ""
     words = f"{kept.only_ours:,} only we kept, {kept.stock_too:,} stock vLLM would have kept too"
     return words + (f"; {kept.only_stock:,} more only stock would have" if kept.only_stock else "")
-
-
-LET_IN = {
-    "fits": "now there is room for it",
-    "empty": "nobody else was left",
-    "deadline": "it had waited long enough",
-    "switched_off": "the connector was switched off",
-}
-
-
-def _let_in(record: Record) -> Said:
-    why = text(record, "because")
-    yield f"held for {_of(record, 'held_s')} at the gate; {LET_IN.get(why, why)}", ""
 
 
 def _decision(record: Record) -> Said:
@@ -198,42 +227,6 @@ def _outcome(record: Record) -> Said:
     yield words, kind
 
 
-def _pin_end(record: Record) -> Said:
-    cause = text(record, "cause") or "unpinned"
-    kind = {"returned": "good", "expired": "bad", "pressure": "bad"}.get(cause, "")
-    yield f"pin ended after {_of(record, 'held_s')}: {cause}", kind
-
-
-_COPIED = {"store": "stored in DRAM", "load": "loaded from DRAM"}
-_COPIED |= {"write": "written to disk", "read": "read from disk"}
-
-
-def _copy(record: Record) -> Said:
-    what, outcome = _COPIED[record["event"]], text(record, "outcome")
-    blocks = f"{count(record, 'blocks'):,} blocks"
-    if outcome == "done":
-        yield f"{blocks} {what} in {_of(record, 'seconds')}", "detail"
-        return
-    reasons = ", ".join(texts(record, "reasons"))
-    yield f"{blocks} not {what}: {outcome}{f' ({reasons})' if reasons else ''}", "bad"
-
-
-def _epoch(record: Record) -> Said:
-    cause, why = text(record, "cause"), text(record, "why")
-    began = {
-        "reset": "the prefix cache was reset",
-        "weights": "the weights changed",
-        "version": "vLLM was told another weight version",
-    }.get(cause, f"a new epoch began ({cause})")
-    why = f" ({why})" if why else ""
-    yield f"{began}{why}: every pin ended, everything below VRAM is forgotten", "bad"
-
-
-def _switch(record: Record) -> Said:
-    off = "off: every pin ended, DRAM was emptied"
-    yield f"the connector was switched {'on' if record.get('on') else off}", "bad"
-
-
 def _after(mark: str, said: str) -> str:
     return f"{mark}{said}" if said else ""
 
@@ -249,15 +242,9 @@ def _of(record: Record, key: str) -> str:
 
 
 _TELL: dict[str, Callable[[Record], Said]] = {
-    "start": _start,
     "arrive": _arrive,
     "return": _arrive,
     "admit": _admit,
-    "let_in": _let_in,
     "decision": _decision,
     "outcome": _outcome,
-    "pin_end": _pin_end,
-    **dict.fromkeys(_COPIED, _copy),
-    "epoch": _epoch,
-    "switch": _switch,
 }

@@ -32,8 +32,13 @@ def look_at_vllm(*words: str) -> dict[str, Any]:
     if importlib.util.find_spec("vllm") is None:
         return {}
     os.environ |= OFFLINE
+    real = {}  # what it really serves on
     try:
-        real = _pretend() if words[:1] == (KV,) else {}
+        if words[:1] == (KV,):  # make vLLM believe in a GPU, if this release has what that takes
+            with contextlib.suppress(ImportError, AttributeError):
+                from continuum_connector.vllm import pretend
+
+                real = {"platform": pretend.play_cuda()}
         from continuum_connector.vllm import about, plugin
 
         found = about.about_vllm() | real
@@ -53,15 +58,6 @@ OFFLINE = {
     **dict.fromkeys(("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK"), "1"),
     "VLLM_LOGGING_LEVEL": "CRITICAL",
 }
-
-
-def _pretend() -> dict[str, Any]:
-    """Make vLLM believe in a GPU, if this release has what that takes; what it really serves on."""
-    with contextlib.suppress(ImportError, AttributeError):
-        from continuum_connector.vllm import pretend
-
-        return {"platform": pretend.play_cuda()}
-    return {}
 
 
 def read_words(words: Sequence[str]) -> dict[str, Any]:
@@ -88,8 +84,8 @@ KV = "--continuum-kv"  # no option of vLLM's
 
 
 def look_at_cuda() -> dict[str, Any]:
-    """The fields of `CudaSeen`. Makes no context: that would take VRAM, and a GPU
-    that is busy or set to exclusive use can be checked too."""
+    """The fields of `CudaSeen`. Makes no context: that would take VRAM, and a GPU that is busy or
+    set to exclusive use can be checked too."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -99,30 +95,23 @@ def look_at_cuda() -> dict[str, Any]:
     driver.cuDriverGetVersion(ctypes.byref(version))
     found["version"] = version.value
     if code := driver.cuInit(0):
-        return {**found, "code": code, "trouble": _name_of(driver, code)}
-    count = ctypes.c_int()
-    driver.cuDeviceGetCount(ctypes.byref(count))
-    return {**found, "gpus": [_gpu(driver, index) for index in range(count.value)]}
-
-
-def _gpu(driver: ctypes.CDLL, index: int) -> dict[str, Any]:
-    device, size = ctypes.c_int(), ctypes.c_size_t()
+        said = ctypes.c_char_p()
+        driver.cuGetErrorName(code, ctypes.byref(said))
+        trouble = (said.value or b"an error").decode(errors="replace")
+        return {**found, "code": code, "trouble": trouble}
+    count, device, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
     name, bus = ctypes.create_string_buffer(128), ctypes.create_string_buffer(32)
-    driver.cuDeviceGet(ctypes.byref(device), index)
-    driver.cuDeviceGetName(name, len(name), device)
-    driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
-    driver.cuDeviceGetPCIBusId(bus, len(bus), device)
-    return {
-        "name": name.value.decode(errors="replace"),
-        "pci_id": bus.value.decode(errors="replace").lower(),
-        "num_bytes": size.value,
-    }
-
-
-def _name_of(driver: ctypes.CDLL, code: int) -> str:
-    name = ctypes.c_char_p()
-    driver.cuGetErrorName(code, ctypes.byref(name))
-    return (name.value or b"an error").decode(errors="replace")
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    found["gpus"] = []
+    for index in range(count.value):
+        driver.cuDeviceGet(ctypes.byref(device), index)
+        driver.cuDeviceGetName(name, len(name), device)
+        driver.cuDeviceTotalMem_v2(ctypes.byref(size), device)
+        driver.cuDeviceGetPCIBusId(bus, len(bus), device)
+        model, pci_id = (each.value.decode(errors="replace") for each in (name, bus))
+        gpu = {"name": model, "pci_id": pci_id.lower(), "num_bytes": size.value}
+        found["gpus"].append(gpu)
+    return found
 
 
 def _library_version() -> str:
@@ -177,9 +166,8 @@ def _look_at_folder(path: str) -> dict[str, Any]:
     if wanted.is_symlink():
         return found | {"trouble": "it is a symbolic link, which may be pointed elsewhere"}
     if not place.is_dir():
-        what = (
-            "is no folder" if place.exists() else "is not there, and only the last folder is made"
-        )
+        none = "is not there, and only the last folder is made"
+        what = "is no folder" if place.exists() else none
         return found | {"trouble": f"{'it' if exists else place} {what}"}
     room, rights = os.statvfs(place), place.stat()
     found |= {
@@ -218,19 +206,13 @@ def _glance(file: int) -> dict[str, Any]:
     buffer.write(os.urandom(PIECE))  # some drives do not store zeros
     if not _goes_direct(file, buffer):
         return {"is_direct": False}
-    num = _fill(file, buffer)
-    return {"is_direct": True} | (_read(file, num) if num else {})
-
-
-def _fill(file: int, buffer: mmap.mmap) -> int:
-    """Write pieces until the time, the room or the quota is used up; return how many there are."""
     num, until = 0, time.monotonic() + SECONDS
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # until the time, the room or the quota is used up
         while num < MOST // PIECE and (not num or time.monotonic() < until):
             if os.pwrite(file, buffer, num * PIECE) < PIECE:
                 break
             num += 1
-    return num
+    return {"is_direct": True} | (_read(file, num) if num else {})
 
 
 def _goes_direct(file: int, buffer: mmap.mmap) -> bool:

@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
-from types import ModuleType
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,10 +27,10 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "virtiofs", "lustre", "gp
 LAYERED = ("overlay", "aufs")
 COPYING = ("btrfs", "zfs", "bcachefs")
 ELSEWHERE = "a folder on a local drive, ext4 or xfs"
+WRITABLE = "name a file in a folder that exists and is writable"
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(NamedTuple):
     """Where a file system is mounted. `device`: "259:2"; `source`: what was mounted."""
 
     point: str
@@ -40,96 +39,83 @@ class Mount:
     source: str
 
 
-@dataclass(frozen=True)
-class Drive:
-    """The block device under a file system. `rotates`: None where the kernel does not say."""
-
-    num_bytes: int
-    rotates: bool | None
+Drive = tuple[int, bool | None]  # bytes, and whether it rotates, if the kernel says so
 
 
 def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Check only what the config asks for."""
     if plan.config.disk_path:
-        yield from _tier_lines(machine, plan)
+        yield from _tier_lines(machine, plan, plan.config.disk_path)
     yield from _file_lines(machine, plan)
+    yield from _endpoint_lines(machine, plan)
 
 
-def _tier_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
+# --- the disk tier ----------------------------------------------------------------------------
+def _tier_lines(machine: Machine, plan: Plan, path: str) -> Iterator[Line]:
     """If the folder cannot be used, its line is the only one."""
-    path = plan.config.disk_path
     seen = msgspec.convert(machine.ask("disk", str(machine.place(path))), DiskSeen)
-    folder = _folder(path, seen)
-    yield folder
     if seen.trouble:
+        cure = "a folder that the server may make or write to, on a drive that answers"
+        yield error("disk", f"{path}: {seen.trouble}, so there is no disk tier", cure)
         return
-    mount = find_mount(machine, seen.place)
-    drive = find_drive(machine, mount) if mount else None
+    if not seen.exists:
+        yield ok("disk", f"{path} is not there yet; the server makes it, for itself alone")
+    elif seen.mode & 0o022 or not seen.is_ours:
+        whose = f"has mode {seen.mode:o}" if seen.is_ours else "belongs to another user"
+        text = f"{path} {whose}: others could write its files, so there is no disk tier"
+        cure = f"chmod 700 and chown {path}; or name a folder in it, which the server makes"
+        yield error("disk", text, cure)
+    else:
+        yield ok("disk", f"only the server may write to {path}")
+    mount = _find_mount(machine, seen.place)
+    drive = _find_drive(machine, mount) if mount else None
     yield _file_system(path, mount)
     yield _space(plan, seen)
     yield _speed(seen, drive)
     yield _writes(plan, drive)
 
 
-def _folder(path: str, seen: DiskSeen) -> Line:
-    if seen.trouble:
-        cure = "a folder that the server may make or write to, on a drive that answers"
-        return error("disk", f"{path}: {seen.trouble}, so there is no disk tier", cure)
-    if not seen.exists:
-        return ok("disk", f"{path} is not there yet; the server makes it, for itself alone")
-    if seen.mode & 0o022 or not seen.is_ours:
-        whose = f"has mode {seen.mode:o}" if seen.is_ours else "belongs to another user"
-        text = f"{path} {whose}: others could write its files, so there is no disk tier"
-        cure = f"chmod 700 and chown {path}; or name a folder in it, which the server makes"
-        return error("disk", text, cure)
-    return ok("disk", f"only the server may write to {path}")
-
-
 def _file_system(path: str, mount: Mount | None) -> Line:
     if mount is None:
         return unseen("file system", f"the kernel does not say which file system {path} is on")
-    said = f"{mount.kind} at {mount.point}"
+    said, cure = f"{mount.kind} at {mount.point}", ELSEWHERE
     if mount.kind in MEMORY:
         text = f"{said} is memory: what leaves DRAM would be in DRAM again, and lost at a reboot"
         return error("file system", text, f"{ELSEWHERE}; or more dram_bytes")
     if mount.kind in REMOTE or mount.kind.startswith("fuse"):
-        text = f"{said} is a network or a process: if that hangs, the server cannot end"
-        return warning("file system", text, ELSEWHERE)
-    if mount.kind in LAYERED:
-        text = f"{said} is the container's own layer, which ends with the container"
-        return warning("file system", text, "mount a volume of the node's drive there")
-    if mount.kind in COPYING:
-        text = f"{said} writes each change to a new place, so room taken at the start is not kept"
-        return warning("file system", text, ELSEWHERE)
-    return ok("file system", said)
+        text = "is a network or a process: if that hangs, the server cannot end"
+    elif mount.kind in LAYERED:
+        text = "is the container's own layer, which ends with the container"
+        cure = "mount a volume of the node's drive there"
+    elif mount.kind in COPYING:
+        text = "writes each change to a new place, so room taken at the start is not kept"
+    else:
+        return ok("file system", said)
+    return warning("file system", f"{said} {text}", cure)
 
 
 def _space(plan: Plan, seen: DiskSeen) -> Line:
-    config = plan.config
-    wanted = config.disk_bytes * plan.num_servers
+    wanted, dram_bytes = plan.config.disk_bytes, plan.config.dram_bytes or 0
     servers = f" ({plan.num_servers} servers)" if plan.num_servers > 1 else ""
     left = _left_behind(plan, seen)
     own = sum(num_bytes for name, num_bytes in seen.slabs.items() if name not in left)
     room = max(0, seen.free_bytes + own - int(MIN_LEFT * seen.num_bytes))
-    text = f"{size(wanted)}{servers} wanted, of {size(room)} that may be used"
+    in_all = wanted * plan.num_servers
+    text = f"{size(in_all)}{servers} wanted, of {size(room)} that may be used"
     text += f": {size(seen.free_bytes)} free of {size(seen.num_bytes)}"
     text += f", of which {MIN_LEFT:.0%} must stay free"
-    if own:
-        text += f", and {size(own)} in files of the tier"
+    text += f", and {size(own)} in files of the tier" if own else ""
     if left:
-        text += (
-            f"; {size(sum(left.values()))} more in files of ranks that this server does not have"
-        )
+        files = "files of ranks that this server does not have"
+        text += f"; {size(sum(left.values()))} more in {files}"
     delete = f"delete {', '.join(left)}" if left else "free room"
-    if wanted > max(room, own):
-        return error(
-            "disk space", f"{text}; so there is no disk tier", f"less disk_bytes, or {delete}"
-        )
+    if in_all > max(room, own):
+        text = f"{text}; so there is no disk tier"
+        return error("disk space", text, f"less disk_bytes, or {delete}")
     if left:
         return warning("disk space", f"{text}, which nobody removes", delete)
-    dram_bytes = config.dram_bytes or 0
-    if config.disk_bytes < dram_bytes:
-        text = f"{size(config.disk_bytes)} are less than dram_bytes, {size(dram_bytes)}"
+    if wanted < dram_bytes:
+        text = f"{size(wanted)} are less than dram_bytes, {size(dram_bytes)}"
         cure = "disk_bytes above dram_bytes: `continuum size --dram` says how much"
         return warning("disk space", f"{text}: most of it would also be in DRAM", cure)
     return ok("disk space", text)
@@ -138,10 +124,12 @@ def _space(plan: Plan, seen: DiskSeen) -> Line:
 def _left_behind(plan: Plan, seen: DiskSeen) -> dict[str, int]:
     """Files of ranks that the server does not have, as after a smaller --tensor-parallel-size, and
     their bytes. Where engines are on several nodes, nothing says which ranks are here."""
-    if plan.num_nodes > 1 or plan.node_engines != plan.num_engines:
+    if plan.nnodes > 1 or plan.node_engines != plan.data_parallel_size:
         return {}
-    ranks = range(plan.num_ranks // max(1, plan.num_engines))
-    own = {f"dp{engine}-rank{rank}.slab" for engine in range(plan.num_engines) for rank in ranks}
+    ranks = range(plan.num_ranks // max(1, plan.data_parallel_size))
+    own = {
+        f"dp{engine}-rank{rank}.slab" for engine in range(plan.data_parallel_size) for rank in ranks
+    }
     return {name: num_bytes for name, num_bytes in sorted(seen.slabs.items()) if name not in own}
 
 
@@ -153,7 +141,7 @@ def _speed(seen: DiskSeen, drive: Drive | None) -> Line:
         return unseen("disk speed", "no room for a temporary file to read")
     text = f"{seen.bytes_per_s / 1e9:.2g} GB/s: {size(seen.read_bytes)} read back past the page"
     text += " cache (O_DIRECT); only a glance, beside the drive's other work"
-    if drive and drive.rotates:
+    if drive and drive[1]:
         text += "; the kernel says that the drive rotates, as it does for many virtual ones"
     if seen.bytes_per_s < SLOW:
         text += "; computing a prompt is faster on most GPUs, so turns will seldom read"
@@ -171,36 +159,32 @@ def _writes(plan: Plan, drive: Drive | None) -> Line:
     text = f"{size(per_day)} a day, {per_day / DAY_S / 1e6:.3g} MB/s on average"
     if drive is None:
         return unseen("disk writes", f"{text}; the size of the drive cannot be seen")
-    times = per_day / drive.num_bytes
-    text += f": {times:.2g} times the drive of {size(drive.num_bytes)}"
+    times = per_day / drive[0]
+    text += f": {times:.2g} times the drive of {size(drive[0])}"
     if times > 1:
         cure = "a smaller disk_write_budget, or a drive rated for that many writes a day"
         return warning("disk writes", f"{text}, where most are rated for 1 a day", cure)
     return ok("disk writes", text)
 
 
-def find_mount(machine: Machine, place: str) -> Mount | None:
+def _find_mount(machine: Machine, place: str) -> Mount | None:
     """The mount that holds `place`: the one with the longest path above it, the last among
     equals."""
     above = {str(each) for each in (PurePath(place), *PurePath(place).parents)}
     best: Mount | None = None
     for line in (machine.text("proc/self/mountinfo") or "").splitlines():
-        before, _, after = line.partition(" - ")
-        words, kinds = before.split(), after.split()
+        # The kernel writes a space in a name as \040.
+        words = [re.sub(r"\\([0-7]{3})", lambda it: chr(int(it[1], 8)), w) for w in line.split()]
+        kinds = words[words.index("-") + 1 :] if "-" in words else []
         if len(words) < 5 or len(kinds) < 2:
             continue
-        mount = Mount(_plain(words[4]), words[2], kinds[0], _plain(kinds[1]))
+        mount = Mount(words[4], words[2], kinds[0], kinds[1])
         if mount.point in above and (best is None or len(mount.point) >= len(best.point)):
             best = mount
     return best
 
 
-def _plain(word: str) -> str:
-    """Decode the kernel's escapes: it writes a space in a name as \\040."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
-
-
-def find_drive(machine: Machine, mount: Mount) -> Drive | None:
+def _find_drive(machine: Machine, mount: Mount) -> Drive | None:
     """The whole drive: the one that has this partition, or the only one below a mapped device."""
     at = machine.real(f"sys/dev/block/{mount.device}")
     if machine.number(f"{at}/size") is None:  # btrfs and zfs use device numbers of their own
@@ -218,36 +202,25 @@ def find_drive(machine: Machine, mount: Mount) -> Drive | None:
     if not sectors:
         return None
     rotates = machine.number(f"{at}/queue/rotational")
-    return Drive(sectors * 512, None if rotates is None else bool(rotates))
+    return sectors * 512, None if rotates is None else bool(rotates)
 
 
+# --- other files, and endpoints ---------------------------------------------------------------
 def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """Can each file that the config names be written or read, and does each endpoint have a key?"""
-    if path := plan.config.trace_path:
-        yield _trace(machine, path)
-    if path := plan.config.switch_path:
-        yield _switch(machine, path)
-    if switch_endpoint.MIDDLEWARE in plan.middleware:
-        yield _switch_endpoint(machine)
-    if epoch_endpoint.MIDDLEWARE in plan.middleware:
-        text = f"{epoch_endpoint.PATH} begins an epoch, for who has the key"
-        yield _endpoint(machine, epoch_endpoint, ok("epoch endpoint", text))
-    if program_endpoint.MIDDLEWARE in plan.middleware:
-        text = f"{program_endpoint.PATH} ends a program, for who has the key"
-        yield _endpoint(machine, program_endpoint, ok("program endpoint", text))
-
-
-def _trace(machine: Machine, path: str) -> Line:
-    if not machine.can_write(path):
+    """Can each file that the config names be written or read?"""
+    config = plan.config
+    if (path := config.trace_path) and machine.can_write(path):
+        yield ok("trace_path", f"one line per decision and outcome: {path}")
+    elif path:
         text = f"{path} cannot be written, so the server stops at start"
-        cure = "name a file in a folder that exists and is writable, or leave it empty"
-        return error("trace_path", text, cure)
-    return ok("trace_path", f"one line per decision and outcome: {path}")
+        yield error("trace_path", text, f"{WRITABLE}, or leave it empty")
+    if config.switch_path:
+        yield _switch(machine, config.switch_path)
 
 
 def _switch(machine: Machine, path: str) -> Line:
     folder = os.path.dirname(path) or "."
-    if not machine.is_folder(folder):
+    if not machine.place(folder).is_dir():
         text = f"{folder} is no folder, so the server stops at start"
         return error("switch_path", text, "make the folder, or leave switch_path empty")
     place = machine.place(path)
@@ -266,19 +239,23 @@ def _switch(machine: Machine, path: str) -> Line:
     return ok("switch_path", f"on: {path} {why_on}")
 
 
-def _switch_endpoint(machine: Machine) -> Line:
-    try:
-        path, _ = switch_endpoint.read_settings(machine.environ)
-    except ConfigError as why:
-        return error("switch endpoint", *str(why).split("; ", 1))
-    text = f"{switch_endpoint.PATH} reads and writes {path}, for who has the key"
-    return ok("switch endpoint", text)
-
-
-def _endpoint(machine: Machine, module: ModuleType, fine: Line) -> Line:
-    """`fine`, if it has its key."""
-    try:
-        read_key(machine.environ, module.PATH, module.MIDDLEWARE)
-    except ConfigError as why:
-        return error(fine.subject, *str(why).split("; ", 1))
-    return fine
+def _endpoint_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
+    """Does each endpoint have its key?"""
+    ends = "for who has the key"
+    fine = {
+        epoch_endpoint: ok("epoch endpoint", f"{epoch_endpoint.PATH} begins an epoch, {ends}"),
+        program_endpoint: ok("program endpoint", f"{program_endpoint.PATH} ends a program, {ends}"),
+    }
+    if switch_endpoint.MIDDLEWARE in plan.middleware:
+        try:
+            path, _ = switch_endpoint.read_settings(machine.environ)
+            yield ok("switch endpoint", f"{switch_endpoint.PATH} reads and writes {path}, {ends}")
+        except ConfigError as why:
+            yield error("switch endpoint", *str(why).split("; ", 1))
+    for module, line in fine.items():
+        if module.MIDDLEWARE in plan.middleware:
+            try:
+                read_key(machine.environ, module.PATH, module.MIDDLEWARE)
+                yield line
+            except ConfigError as why:
+                yield error(line.subject, *str(why).split("; ", 1))

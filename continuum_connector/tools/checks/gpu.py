@@ -5,19 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from continuum_connector.tools.checks.line import (
-    Line,
-    error,
-    listed,
-    numbers_of,
-    ok,
-    several,
-    size,
-    unseen,
-    warning,
-)
+from continuum_connector.tools.checks.line import Line, error, ok, several, size, unseen, warning
 from continuum_connector.tools.checks.machine import CudaSeen, Facts, Gpu, Machine
 from continuum_connector.tools.checks.plan import Plan
 
@@ -29,44 +18,44 @@ CURES = {  # what cuInit answers
     "the image brings its own libcuda)",
     804: "remove the cuda-compat libraries from LD_LIBRARY_PATH",
 }
-DEVICES = "sys/bus/pci/devices"
+DEVICES, NODES = "sys/bus/pci/devices", "sys/devices/system/node"
 LINKED = ("GH200", "GB200", "GB300")  # NVLink connects their CPU, so our copies do not use PCIe
 _SMI = "pcie.link.width.current,pcie.link.width.max,pcie.link.gen.gpumax,pcie.link.gen.hostmax"
-_GENERATIONS = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.0}  # GT/s per lane
-NODES = "sys/devices/system/node"
+_GENERATIONS = {"1": 2.5, "2": 5.0, "3": 8.0, "4": 16.0, "5": 32.0, "6": 64.0}  # GT/s per lane
 
 
 def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
     """What CUDA shows, how fast DRAM is reached, and which DRAM is near."""
     yield from _cuda_lines(machine, plan, seen)
-    yield from _link_lines(machine, seen.cuda.gpus)
+    links: dict[Line, list[str]] = {}  # one line per kind of link, with the GPUs that have it
+    for index, gpu in enumerate(seen.cuda.gpus):
+        links.setdefault(_link_line(machine, gpu), []).append(str(index))
+    for line, numbers in links.items():
+        yield line._replace(text=f"GPU {', '.join(numbers)}: {line.text}")
     yield from _numa_lines(machine, plan, seen.cuda.gpus)
 
 
 def _cuda_lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
     """Which GPUs, how many, which driver?"""
     cuda, platform = seen.cuda, seen.vllm.platform
-    if not cuda.has_library:
-        yield _none(plan, platform, cuda.trouble)
-        return
-    if cuda.trouble:
+    is_other = platform not in ("", "cuda")
+    if not cuda.has_library and platform == "cpu":
+        yield ok("GPU", "none, and vLLM's CPU build needs none; copies run in the simulator")
+    elif not cuda.has_library and is_other and plan.config.dram_bytes:
+        text = f"vLLM serves on {platform}, which the copy engine cannot copy from: no DRAM tier"
+        yield error("GPU", text, "leave dram_bytes out, or at 0: pins work without it")
+    elif not cuda.has_library:
+        text = f"no CUDA driver here ({cuda.trouble})"
+        yield unseen("GPU", text, "run this where the server runs")
+    elif cuda.trouble:
         text = f"the CUDA driver does not start: {cuda.trouble} ({cuda.code})"
         yield error("GPU", text, CURES.get(cuda.code, "look at nvidia-smi and dmesg"))
-        return
-    yield _gpus(plan, cuda)
-    yield _driver(machine, cuda)
-    if platform not in ("", "cuda"):
-        text = f"vLLM serves on {platform}, though there is a GPU"
-        yield warning("platform", text, "install the CUDA build of vLLM")
-
-
-def _none(plan: Plan, platform: str, trouble: str) -> Line:
-    if platform == "cpu":
-        return ok("GPU", "none, and vLLM's CPU build needs none; copies run in the simulator")
-    if platform not in ("", "cuda") and plan.config.dram_bytes:
-        text = f"vLLM serves on {platform}, which the copy engine cannot copy from: no DRAM tier"
-        return error("GPU", text, "leave dram_bytes out, or at 0: pins work without it")
-    return unseen("GPU", f"no CUDA driver here ({trouble})", "run this where the server runs")
+    else:
+        yield _gpus(plan, cuda)
+        yield _driver(machine, cuda)
+        if is_other:
+            text = f"vLLM serves on {platform}, though there is a GPU"
+            yield warning("platform", text, "install the CUDA build of vLLM")
 
 
 def _gpus(plan: Plan, cuda: CudaSeen) -> Line:
@@ -79,107 +68,71 @@ def _gpus(plan: Plan, cuda: CudaSeen) -> Line:
 
 
 def _driver(machine: Machine, cuda: CudaSeen) -> Line:
-    module = kernel_module(machine)
+    said = machine.text("proc/driver/nvidia/version") or ""
+    module = machine.text("sys/module/nvidia/version")  # the release of the kernel's module
+    if module is None:
+        module = next(iter(re.findall(r"\b\d+\.\d+(?:\.\d+)?\b", said)), "")
     if module and cuda.library and module != cuda.library:
         text = f"libcuda is {cuda.library}, the kernel's module {module}"
         return error("driver", text, CURES[803])
-    release = f"driver {module or cuda.library}" if module or cuda.library else "driver"
-    version = f"{cuda.version // 1000}.{cuda.version % 1000 // 10}"
+    release = f"driver {module or cuda.library}".rstrip()
+    text = f"{release}, CUDA {cuda.version // 1000}.{cuda.version % 1000 // 10}"
     if cuda.version < BATCH_VERSION:
-        text = (
-            f"{release}, CUDA {version}: one call per copy, because it takes no batches before 12.8"
-        )
+        text = f"{text}: one call per copy, because it takes no batches before 12.8"
         return warning("driver", text, "a driver of release 570 or later")
-    return ok("driver", f"{release}, CUDA {version}: many copies in one call")
+    return ok("driver", f"{text}: many copies in one call")
 
 
-def kernel_module(machine: Machine) -> str:
-    """The release of the kernel's nvidia module, "" if the kernel does not say."""
-    text = machine.text("sys/module/nvidia/version")
-    if text is None:
-        found = re.search(
-            r"\b(\d+\.\d+(\.\d+)?)\b", machine.text("proc/driver/nvidia/version") or ""
-        )
-        text = found[1] if found else ""
-    return text
+# --- the link ---------------------------------------------------------------------------------
+# Lanes in use, lanes that the GPU has, GT/s per lane of the GPU and of its slot. The current speed
+# says nothing: an idle link slows down to save power.
+Link = tuple[int, int, float, float]
 
 
-@dataclass(frozen=True)
-class Link:
-    """Lanes in use, lanes that the GPU has, and GT/s per lane that both GPU and slot support.
-
-    The current speed says nothing: an idle link slows down to save power.
-    """
-
-    width: int
-    max_width: int
-    speed: float
-    slot_speed: float
-
-    @property
-    def rate(self) -> float:
-        """GB/s in one direction, before the overhead of packets."""
-        speed = min(self.speed, self.slot_speed)
-        coding = 0.8 if speed < 8.0 else 128 / 130
-        return speed * self.width * coding / 8
-
-
-def _link_lines(machine: Machine, gpus: tuple[Gpu, ...]) -> Iterator[Line]:
-    """One line per kind of link, with the numbers of the GPUs that have it."""
-    found: dict[Line, list[int]] = {}
-    for index, gpu in enumerate(gpus):
-        found.setdefault(_link_line(gpu, read_link(machine, gpu)), []).append(index)
-    for line, numbers in found.items():
-        yield line._replace(text=f"GPU {listed(numbers)}: {line.text}")
-
-
-def read_link(machine: Machine, gpu: Gpu) -> Link | None:
-    """The link as the kernel describes it, else as nvidia-smi does; None if neither does."""
-    at = f"{DEVICES}/{gpu.pci_id}"
-    width = machine.number(f"{at}/current_link_width") or 0
-    max_width = machine.number(f"{at}/max_link_width") or 0
-    speed = _speed(machine.text(f"{at}/max_link_speed"))
-    if not width or not max_width or not speed:
-        return _ask_smi(machine, gpu)
-    above = machine.real(at).rpartition("/")[0]
-    return Link(width, max_width, speed, _speed(machine.text(f"{above}/max_link_speed")) or speed)
-
-
-def _ask_smi(machine: Machine, gpu: Gpu) -> Link | None:
-    """The link as the driver describes it. nvidia-smi comes with each driver; nvidia-ml-py, which
-    asks the same library, would be one more dependency for these four numbers."""
-    words = ["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader", "-i", gpu.pci_id]
-    cells = [each.strip() for each in (machine.run(words) or "").split(",")]
-    if len(cells) != 4 or not all(each.isdecimal() for each in cells):
-        return None
-    width, max_width, generation, slot = map(int, cells)
-    if generation not in _GENERATIONS or slot not in _GENERATIONS:
-        return None
-    return Link(width, max_width, _GENERATIONS[generation], _GENERATIONS[slot])
-
-
-def _speed(text: str | None) -> float:
-    """The number in "32.0 GT/s PCIe"; 0 if there is none."""
-    match = re.match(r"(\d+(?:\.\d+)?) GT/s", text or "")
-    return float(match[1]) if match else 0.0
-
-
-def _link_line(gpu: Gpu, link: Link | None) -> Line:
+def _link_line(machine: Machine, gpu: Gpu) -> Line:
     if any(name in gpu.name for name in LINKED):
         return ok("PCIe link", "its CPU is behind NVLink, faster than PCIe")
-    if link is None:
+    if (link := _read_link(machine, gpu)) is None:
         return unseen("PCIe link", "neither the kernel nor nvidia-smi says (a virtual machine?)")
-    said = f"x{link.width} at {min(link.speed, link.slot_speed):g} GT/s, {link.rate:.0f} GB/s a way"
-    if link.width < link.max_width:
-        times = link.max_width // link.width
-        text = f"{said}, of the GPU's x{link.max_width}: loads take {times} times as long"
+    width, max_width, own_speed, slot_speed = link
+    speed = min(own_speed, slot_speed)
+    rate = speed * width * (0.8 if speed < 8.0 else 128 / 130) / 8  # before packets' overhead
+    said = f"x{width} at {speed:g} GT/s, {rate:.0f} GB/s a way"
+    if width < max_width:
+        times = max_width // width
+        text = f"{said}, of the GPU's x{max_width}: loads take {times} times as long"
         return warning("PCIe link", text, "another slot, a riser, or the BIOS's bifurcation")
-    if link.slot_speed < link.speed:
-        text = f"{said}: the GPU could do {link.speed:g} GT/s, its slot cannot"
+    if slot_speed < own_speed:
+        text = f"{said}: the GPU could do {own_speed:g} GT/s, its slot cannot"
         return warning("PCIe link", text, "another slot, or the BIOS's link speed, if it has one")
     return ok("PCIe link", said)
 
 
+def _read_link(machine: Machine, gpu: Gpu) -> Link | None:
+    """The link as the kernel describes it, else as nvidia-smi does; None if neither does. It comes
+    with each driver; nvidia-ml-py, which asks the same library, would be one more dependency for
+    these four numbers."""
+    at = f"{DEVICES}/{gpu.pci_id}"
+    width = machine.number(f"{at}/current_link_width")
+    max_width = machine.number(f"{at}/max_link_width")
+    speed = _speed(machine, at)
+    if width and max_width and speed:
+        above = machine.real(at).rpartition("/")[0]
+        return width, max_width, speed, _speed(machine, above) or speed
+    words = ["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader", "-i", gpu.pci_id]
+    cells = [each.strip() for each in (machine.run(words) or "").split(",")]
+    if len(cells) != 4 or not all(map(str.isdecimal, cells)) or not {*cells[2:]} <= {*_GENERATIONS}:
+        return None
+    return int(cells[0]), int(cells[1]), _GENERATIONS[cells[2]], _GENERATIONS[cells[3]]
+
+
+def _speed(machine: Machine, device: str) -> float:
+    """The number in "32.0 GT/s PCIe"; 0 if there is none."""
+    match = re.match(r"(\d+(?:\.\d+)?) GT/s", machine.text(f"{device}/max_link_speed") or "")
+    return float(match[1]) if match else 0.0
+
+
+# --- near memory ------------------------------------------------------------------------------
 def _numa_lines(machine: Machine, plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Line]:
     """Is there room for each GPU's share on its own node?"""
     nodes = [name for name in machine.names(NODES) if name.removeprefix("node").isdecimal()]
@@ -193,47 +146,41 @@ def _numa_lines(machine: Machine, plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator
         text = f"{len(nodes)} nodes, and numa = 0 leaves to the system which memory is taken"
         yield warning("NUMA", text, "set numa = 1")
     else:
-        yield from _near(machine, plan, gpus[: plan.num_gpus])
+        ours = gpus[: plan.num_gpus]
+        near = Counter(machine.number(f"{DEVICES}/{gpu.pci_id}/numa_node") for gpu in ours)
+        for node, number in near.items():
+            share = number * ((plan.config.dram_bytes or 0) // plan.num_ranks)
+            yield _node(machine, node, several("GPU", number), share)
 
 
-def _near(machine: Machine, plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Line]:
-    found = Counter(machine.number(f"sys/bus/pci/devices/{gpu.pci_id}/numa_node") for gpu in gpus)
-    share = (plan.config.dram_bytes or 0) // plan.num_ranks
-    for node, number in found.items():
-        if node is None or node < 0:
-            text = f"which node {several('GPU', number)} belong to is not said (a virtual machine?)"
-            yield unseen("NUMA", text)
-        else:
-            yield _node(machine, node, several("GPU", number), number * share)
-
-
-def _node(machine: Machine, node: int, gpus: str, wanted: int) -> Line:
-    status = machine.text("proc/self/status") or ""
-    allowed = {
-        line.partition(":")[0]: line.partition(":")[2].strip() for line in status.splitlines()
-    }
-    near = f"node {node}, of {gpus}"
-    if node not in numbers_of(allowed.get("Mems_allowed_list", str(node))):
+def _node(machine: Machine, node: int | None, gpus: str, wanted: int) -> Line:
+    if node is None or node < 0:
+        text = f"which node {gpus} belong to is not said (a virtual machine?)"
+        return unseen("NUMA", text)
+    allowed, near = machine.fields("proc/self/status"), f"node {node}, of {gpus}"
+    if node not in _numbers(allowed.get("Mems_allowed_list", str(node))):
         text = f"this process may not use the memory of {near}: every copy crosses the sockets"
         return warning("NUMA", text, "a cpuset or numactl that includes it")
-    cpus = numbers_of(machine.text(f"{NODES}/node{node}/cpulist") or "")
-    own = numbers_of(allowed.get("Cpus_allowed_list", ""))
+    cpus = _numbers(machine.text(f"{NODES}/node{node}/cpulist") or "")
+    own = _numbers(allowed.get("Cpus_allowed_list", ""))
     if cpus and own and not cpus & own:
         text = f"this process may not run on the cores of {near}: whoever copies is far from it"
         return warning("NUMA", text, "a cpuset or numactl that includes it")
-    free = free_bytes(machine, node)
+    has = machine.fields(f"{NODES}/node{node}/meminfo")
+    # free pages, and file cache that the kernel would drop
+    kept = (f"Node {node} {key}" for key in ("MemFree", "Inactive(file)", "Active(file)"))
+    free = 1024 * sum(int(has.get(key, "0").split()[0]) for key in kept)
     if wanted and free < wanted:
         text = f"{near} has {size(free)} free of the {size(wanted)} wanted; the rest lies far away"
         return warning("NUMA", text, "lower dram_bytes, or free that node's memory")
     return ok("NUMA", f"{near}, has {size(free)} free")
 
 
-def free_bytes(machine: Machine, node: int) -> int:
-    """What the node could provide: free pages, and file cache that the kernel would drop."""
-    words = (machine.text(f"{NODES}/node{node}/meminfo") or "").replace(f"Node {node} ", "")
-    found = {}
-    for line in words.splitlines():
-        key, _, rest = line.partition(":")
-        found[key.strip()] = int((rest.split() or ["0"])[0])
-    kept = ("MemFree", "Inactive(file)", "Active(file)")
-    return 1024 * sum(found.get(key, 0) for key in kept)
+def _numbers(text: str) -> set[int]:
+    """The numbers in one of the kernel's lists, such as "0-3,8"."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            found.update(range(int(first), int(last or first) + 1))
+    return found

@@ -5,7 +5,7 @@ It also formats numbers, as the native library does (csrc/available.cpp).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -61,18 +61,3 @@ def worst(lines: Iterable[Line]) -> Verdict:
 def several(singular: str, number: int) -> str:
     """ "1 GPU", "2 GPUs"."""
     return f"{number:,} {singular}{'' if number == 1 else 's'}"
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """ "0", "0, 1"."""
-    return ", ".join(map(str, numbers))
-
-
-def numbers_of(text: str) -> set[int]:
-    """The numbers in one of the kernel's lists, such as "0-3,8"."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal() and (last or first).isdecimal():
-            found.update(range(int(first), int(last or first) + 1))
-    return found

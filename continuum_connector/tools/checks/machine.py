@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -50,6 +49,11 @@ class Machine:
         word = self.text(path) or ""
         return int(word) if word.lstrip("-").isdecimal() else None
 
+    def fields(self, path: str) -> dict[str, str]:
+        """What a file of `key: value` lines says."""
+        lines = (line.partition(":") for line in (self.text(path) or "").splitlines())
+        return {key.strip(): value.strip() for key, _, value in lines}
+
     def real(self, path: str) -> str:
         """The path that a link points to, in the form that `text` takes."""
         return str((self.root / path).resolve())
@@ -59,10 +63,6 @@ class Machine:
         found = self.place(path)
         place = found if found.exists() else found.parent
         return place.exists() and os.access(place, os.W_OK)
-
-    def is_folder(self, path: str) -> bool:
-        """Whether there is a folder of this name."""
-        return self.place(path).is_dir()
 
     def place(self, path: str) -> Path:
         """Where a path of the server's config is on this machine."""
@@ -116,37 +116,28 @@ def _ask(about: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[s
 
 
 def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
-    path = shutil.which(words[0])
-    if path is None:
-        return None
-    try:
-        done = subprocess.run(
-            [path, *words[1:]], capture_output=True, text=True, timeout=30, env=dict(environ)
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    none = subprocess.DEVNULL
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(words, stderr=none, text=True, timeout=30, env=environ)
+    return None
 
 
 class Kv(msgspec.Struct, frozen=True):
     """The KV cache that vLLM makes for a command line, and what our connector says of it there.
 
-    `device`: the GPU that vLLM was told of. `runner`: generate or pooling. `aside`, `no_tier`,
-    `no_disk`: the server's sentences, "" where it does not object. `layers`: class of spec, window
-    or chunk, how many; `groups`: class, tokens of a block, window or chunk. `block_bytes`: a block
-    of every group takes so much, over all `num_ranks` ranks of an engine. `drops_a_block`: drafts
-    make a hit shorter by a block.
+    `device`: the GPU that vLLM was told of. `aside`, `no_tier`, `no_disk`: the server's sentences,
+    "" where it does not object. `layers`: class of spec, window or chunk, how many; `groups`:
+    class, tokens of a block, window or chunk. `block_bytes`: a block of every group takes so much,
+    over all `num_ranks` ranks of an engine. `drops_a_block`: drafts make a hit shorter by a block.
     """
 
     device: str
     architecture: str
-    runner: str
     aside: str
     no_tier: str
     no_disk: str
     layers: tuple[tuple[str, int | None, int], ...]
     groups: tuple[tuple[str, int, int | None], ...]
-    hash_size: int
     block_bytes: int
     num_ranks: int
     prefix_caching: bool

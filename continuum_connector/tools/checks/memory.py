@@ -20,8 +20,10 @@ HUGE_2M = f"{HUGE}/hugepages-2048kB/enabled"
 
 def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
     """Locking and huge pages matter only to a tier whose driver locks its memory."""
-    locks = who_copies(seen) != "sim"
-    room = find_room(machine.root)
+    # cuda or sim, chosen by the device as build.worker does; "" if the device is not known
+    driver = {"cuda": "cuda", "cpu": "sim"}.get(seen.vllm.platform, "")
+    driver = driver or ("cuda" if seen.cuda.gpus else "")
+    room, locks = find_room(machine.root), driver != "sim"
     if room is None:
         yield unseen("DRAM", "the kernel does not say how much memory is available")
     elif plan.config.dram_bytes is None:
@@ -30,8 +32,8 @@ def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
         yield _room(machine, plan, plan.config.dram_bytes, room, locks)
     if plan.config.dram_bytes != 0 and locks:
         yield _lock(machine, plan)
-        yield _huge_pages(machine, plan)
-    yield _native(plan, seen)
+        yield _huge_pages(machine)
+    yield _native(plan, seen, driver)
 
 
 def _by_default(machine: Machine, room: Headroom, on_cpu: bool) -> Line:
@@ -53,24 +55,22 @@ def _by_default(machine: Machine, room: Headroom, on_cpu: bool) -> Line:
 
 def _room(machine: Machine, plan: Plan, dram_bytes: int, room: Headroom, locks: bool) -> Line:
     wanted = dram_bytes * plan.num_servers
-    first = FIRST_BYTES * plan.num_gpus
     has = f"{room.owner} has {size(room.available)} available and keeps {size(room.reserve)}"
     asked = size(wanted) if wanted else "none"
     if wanted and plan.num_servers > 1:
         asked += f" (dram_bytes for each of {plan.num_servers} servers)"
     if wanted <= room.usable:
-        why = "" if wanted else " (dram_bytes = 0)"
-        return ok("DRAM", f"{has}; {asked} wanted{why}")
+        return ok("DRAM", f"{has}; {asked} wanted{'' if wanted else ' (dram_bytes = 0)'}")
     text = f"{has} of it, {asked} are wanted"
-    if not locks:
-        text = f"{text}: the CPU build's tier grows by use, and the kernel kills the server there"
-        cure = f"lower dram_bytes to {size(room.usable // plan.num_servers)}, or leave it out"
-        return error("DRAM", text, cure)
+    lower = f"lower dram_bytes to {size(room.usable // plan.num_servers)}"
     total = read_keys(machine.root / "proc/meminfo").get("MemTotal", 0) * 1024
+    if not locks:
+        text += ": the CPU build's tier grows by use, and the kernel kills the server there"
+        return error("DRAM", text, f"{lower}, or leave it out")
     if total and wanted > total:
         text = f"the machine has {size(total)} in all, {asked} are wanted"
-        return error("DRAM", text, f"lower dram_bytes to {size(room.usable // plan.num_servers)}")
-    if room.usable < min(first, wanted):
+        return error("DRAM", text, lower)
+    if room.usable < min(FIRST_BYTES * plan.num_gpus, wanted):
         return error("DRAM", f"{text}: no DRAM tier", "lower dram_bytes, or free memory")
     return warning("DRAM", f"{text}: the tier stops growing there", "lower dram_bytes to fit")
 
@@ -78,50 +78,39 @@ def _room(machine: Machine, plan: Plan, dram_bytes: int, room: Headroom, locks: 
 def _lock(machine: Machine, plan: Plan) -> Line:
     if machine.memlock is None:
         return ok("memlock", "no limit")
+    limit = size(machine.memlock)
     if plan.config.dram_bytes is None:
-        text = f"{size(machine.memlock)}; a rank locks what its tier has grown to"
-        return warning("memlock", f"{text}; some drivers refuse beyond", UNLIMITED)
+        text = f"{limit}; a rank locks what its tier has grown to; some drivers refuse beyond"
+        return warning("memlock", text, UNLIMITED)
     wanted = plan.config.dram_bytes // plan.num_ranks
     if machine.memlock >= wanted:
-        return ok("memlock", f"{size(machine.memlock)}, a rank locks {size(wanted)}")
+        return ok("memlock", f"{limit}, a rank locks {size(wanted)}")
     # NVIDIA's driver pins pages whatever the limit; other drivers and seccomp profiles may heed it.
-    text = f"{size(machine.memlock)}, where a rank locks {size(wanted)}; some drivers refuse"
+    text = f"{limit}, where a rank locks {size(wanted)}; some drivers refuse"
     return warning("memlock", text, UNLIMITED)
 
 
-def _huge_pages(machine: Machine, plan: Plan) -> Line:
-    chosen = _chosen(machine, HUGE_2M)
-    if chosen in ("", "inherit"):
-        chosen = _chosen(machine, f"{HUGE}/enabled")
+def _huge_pages(machine: Machine) -> Line:
+    # The word in brackets of "always [madvise] never" is chosen.
+    said = [machine.text(path) or "" for path in (HUGE_2M, f"{HUGE}/enabled")]
+    chosen = [word for each in said for word in re.findall(r"\[(\w+)\]", each)]
+    chosen = [word for word in chosen if word != "inherit"]
     if not chosen:
         return unseen("huge pages", "the kernel does not say whether it has them")
-    if chosen == "never":
+    if chosen[0] == "never":
         text = "off in the kernel, so page-locking takes longer"
         return warning("huge pages", text, f"echo madvise > /{HUGE}/enabled")
-    return ok("huge pages", f"the kernel gives them on request ({chosen}), and the pool asks")
+    return ok("huge pages", f"the kernel gives them on request ({chosen[0]}), and the pool asks")
 
 
-def _chosen(machine: Machine, path: str) -> str:
-    """The word in brackets of "always [madvise] never"."""
-    match = re.search(r"\[(\w+)\]", machine.text(path) or "")
-    return match[1] if match else ""
-
-
-def who_copies(seen: Facts) -> str:
-    """cuda or sim, chosen by the device as build.worker does; "" if the device is not known."""
-    by_platform = {"cuda": "cuda", "cpu": "sim"}.get(seen.vllm.platform, "")
-    return by_platform or ("cuda" if seen.cuda.gpus else "")
-
-
-def _native(plan: Plan, seen: Facts) -> Line:
+def _native(plan: Plan, seen: Facts, driver: str) -> Line:
     """Does the native library load, and over which driver will it copy?"""
+    if seen.native.trouble and plan.config.dram_bytes == 0:
+        text = f"{seen.native.trouble} No matter without a DRAM tier"
+        return warning("native library", text, "install the package again")
     if seen.native.trouble:
-        if plan.config.dram_bytes == 0:
-            text = f"{seen.native.trouble} No matter without a DRAM tier"
-            return warning("native library", text, "install the package again")
         return error("native library", seen.native.trouble, "install the package again")
     library = f"loads (ABI {seen.native.abi})"
-    driver = who_copies(seen)
     if driver == "cuda" and not seen.cuda.gpus:
         text = f"{library}; CUDA copies, without a GPU here"
         return unseen("native library", text, "run this where the server runs")

@@ -10,9 +10,9 @@ import contextlib
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from os.path import basename
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,10 @@ _YAML = re.compile(
     r"(?m)^\s*(- )?(args|commands?|image|services|apiVersion|kind|entrypoint|run|engine_kwargs"
     r"|modelSpec|tasks):"
 )
-_HCL = re.compile(r'(?ms)^\s*(image|command|args)\s*=\s*("[^"\n]*"|\[.*?\]$)')
+# the same keys in HCL, whose lists have commas, and in Nix, whose lists have none
+_ASSIGNS = re.compile(
+    r'(?ms)^\s*(image|command|cmd|args|entrypoint)\s*=\s*("[^"\n]*"|\[.*?\](?=;?$))'
+)
 _STARTS = re.compile(r"vllm\b.{0,99}\bserve\b|api_server\b", re.DOTALL)
 _IMAGES = ("image", "imageName")
 _ARGS = ("args", "dockerArgs", "dockerStartCmd")  # of a pod
@@ -83,7 +86,7 @@ _COMMENT = re.compile(r"(?m)(?:^|\s)(?:#|//).*$")
 _USED = re.compile(r"[$%][{(]*\s*(?:env\.)?(\w+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
 _NAMES_MODEL = re.compile(r"(--(model|config)(=|$)|serve$)")
-_FLAG = re.compile(r"--(no|enable|disable|trust|enforce|async)[-_]")  # it takes no value
+_TAKES_A_VALUE = re.compile(r"-(?!-(no|enable|disable|trust|enforce|async)[-_])[^=]*$")
 TEMPLATE = "it is a Helm template: paste what `helm template` prints"
 
 
@@ -119,10 +122,10 @@ def read(text: str) -> list[Pasted]:
             found = list(_of_yaml(data))
         except NoServerError as error:
             why = error
-    found = found or list(_of_hcl(text))
-    named = [each for each in found if each.words]  # not what others only extend
+    found = found or list(_of_quadlet(text)) or list(_of_assigned(text))
+    found = [each for each in found if each.words] or found  # not what others only extend
     try:
-        return _some(named or found or _of_shell(_as_script(text), {}), text)
+        return _some(found or _of_shell(_as_script(text), {}), text)
     except NoServerError as none:
         raise why or none from None
 
@@ -135,8 +138,8 @@ def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
     if not found:
         shown = " ".join(text.split())[:200]
         raise NoServerError(f"`{shown}` is not `vllm serve`, so it starts no server that we know")
-    known = " ".join(name for each in found for name in (*each.environ, *each.unknown))
-    lost = {name for name in _lost(text) if name not in known}
+    known = {word for each in found for name in each.unknown for word in re.findall(r"\w+", name)}
+    lost = _lost(text) - known.union(*(each.environ for each in found))
     return [replace(each, unknown=[*each.unknown, *sorted(lost)]) for each in found]
 
 
@@ -162,8 +165,6 @@ def _lost(text: str) -> set[str]:
 
 def _as_script(text: str) -> str:
     """A unit, a Dockerfile, a Makefile, a list of words, as the shell commands that they mean."""
-    if "[Container]" in text:
-        return _of_quadlet(text)
     is_unit = "[Service]" in text
     text = _SET.sub(r"\1\2=\3", _MAKE.sub(r'\1="\2"', text))
     text = _PERCENT.sub(r"${\1}", text)
@@ -175,25 +176,38 @@ def _as_script(text: str) -> str:
     return _OTHER_KEYS.sub("", text) if is_unit else text
 
 
-def _of_quadlet(text: str) -> str:
-    """The `podman run` of a [Container], whose keys stand in any order."""
+def _of_quadlet(text: str) -> Iterator[Pasted]:
+    """The container of a [Container], whose keys stand in any order."""
     keys: dict[str, list[str]] = {}
-    for key, value in _KEYS.findall(text.replace("%h", "~")):
+    for key, value in _KEYS.findall(text.replace("%h", "~")) if "[Container]" in text else ():
         keys.setdefault(key, []).append(value)
-    own = [word for each in keys.get("Environment", ()) for word in shlex.split(each)]
-    given = [f"-e {shlex.quote(word)}" for word in own]
-    given += [f"--env-file {each.lstrip('-')}" for each in keys.get("EnvironmentFile", ())]
-    given += [f"-v {each}" for each in keys.get("Volume", ())]
-    if entry := re.findall(r'[^\s",\[\]]+', keys.get("Entrypoint", [""])[-1]):
-        given.append(f"--entrypoint '{' '.join(entry)}'")
-    image, words = (keys.get(key, [""])[-1] for key in ("Image", "Exec"))
-    return f"podman run {' '.join(given)} {image} {words}"
+    node = {
+        "image": keys.get("Image", [""])[-1],
+        "entrypoint": re.findall(r'[^\s",\[\]]+', keys.get("Entrypoint", [""])[-1]),
+        "command": keys.get("Exec", [""])[-1],
+        "environment": [word for each in keys.get("Environment", ()) for word in shlex.split(each)],
+        "env_file": [each.lstrip("-") for each in keys.get("EnvironmentFile", ())],
+        "volumes": keys.get("Volume", []),
+    }
+    yield from _container(node, "", {}) if keys else ()
 
 
 def of_words(words: Sequence[str]) -> list[Pasted]:
-    """The same of words that a shell has split."""
-    found = list(_of_command(list(words), shell.Script())) or list(_bare(words, {}))
-    return _some(found, " ".join(words))
+    """The servers that these words of a command line start; one word alone is a whole text, a
+    file, or `-` for standard input. Raises NoServerError."""
+    if len(words) > 1:
+        found = list(_of_command(list(words), shell.Script())) or list(_bare(words, {}))
+        return _some(found, " ".join(words))
+    [text] = words
+    try:
+        if text == "-":
+            text = sys.stdin.read(MAX_BYTES)
+        elif not any(map(str.isspace, text)) and Path(text).is_file():
+            with Path(text).open(errors="replace") as file:
+                text = file.read(MAX_BYTES)
+    except OSError as why:
+        raise NoServerError(f"{text} cannot be read ({why.strerror})") from None
+    return read(text)
 
 
 def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:
@@ -227,25 +241,28 @@ def _of_command(words: list[str], script: shell.Script) -> Iterator[Pasted]:
             return
     if rest and basename(rest[0]) == "kubectl" and "--" in rest:
         at = rest.index("--")
-        given, rest = rest[:at], rest[at + 1 :]
-        own = _assigned([word.removeprefix("--env=") for word in given])
-        yield from _of_container(rest, bool(rest) and rest[0].startswith("-"), own, script)
+        own = _assigned([word.removeprefix("--env=") for word in rest[:at]])
+        image = _image_in(rest[:at])
+        yield from _of_image(image, rest[at + 1 :], not image, Pasted([], own), script)
         return
     if rest and basename(rest[0]) in _SINGULARITY and "run" in rest[:3]:
         at = next((i for i, word in enumerate(rest) if re.search(r"\.sif$|://", word)), len(rest))
         behind = rest[at + 1 :][rest[1] == "instance" :]  # which has a name
         for image in rest[at : at + 1]:
-            yield from _of_image(image, behind, False, (environ, {}), script)
-    elif image := next((image for image in map(_image_of, rest, [*rest[1:], ""]) if image), ""):
+            yield from _of_image(image, behind, False, Pasted([], environ), script)
+    elif image := _image_in(rest):
         yield from _of_cloud(rest, image, environ, script)
     elif not _TELLS & set(rest[:2]):
         yield from _served(rest, environ, script)
 
 
-def _image_of(word: str, after: str) -> str:
+def _image_in(words: Sequence[str]) -> str:
     """The image that a cloud's command names in an option."""
-    name, equals, value = word.partition("=")
-    return (value if equals else after) if name in ("--image", "--imageName") else ""
+    for word, after in zip(words, [*words[1:], ""], strict=False):
+        name, equals, value = word.partition("=")
+        if name in ("--image", "--imageName"):
+            return value if equals else after
+    return ""
 
 
 def _of_cloud(
@@ -256,12 +273,12 @@ def _of_cloud(
     own: dict[str, str] = {}
     for index, word in enumerate(words):
         name, equals, value = word.partition("=")
-        behind = [value] if equals else [*takewhile(_goes_on, words[index + 1 :])]
+        ends = (i for i, each in enumerate(words) if i > index and _CLOUDS.match(each))
+        behind = [value] if equals else words[index + 1 : next(ends, None)]
         if words[0] != "az" and not (behind and re.match(r"-\S*$", behind[0])):
             behind = behind[:1]  # one text
         if name in _ENVIRON:
-            parts = [part for each in behind for part in each.split(",")]
-            own |= _assigned(parts)
+            own |= _assigned(",".join(behind).split(","))
         if name not in ("--command", "--args") or not behind:
             continue
         value = behind[0]
@@ -277,12 +294,7 @@ def _of_cloud(
         yield from found
         return
     words = entry + given.get("--args", [])
-    yield from _of_image(image, words, bool(entry), (environ | own, {}), script)
-
-
-def _goes_on(word: str) -> bool:
-    """Whether a list of a cloud's command goes on with this word."""
-    return not _CLOUDS.match(word)
+    yield from _of_image(image, words, bool(entry), Pasted([], environ | own), script)
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
@@ -316,9 +328,7 @@ def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) 
     """`docker run [options] IMAGE [words]`."""
     rest = words[next(i for i, word in enumerate(words) if word in ("run", "create")) + 1 :]
     entry: list[str] = []
-    own: dict[str, str] = {}
-    mounts: dict[str, str] = {}
-    unknown: list[str] = []
+    base = Pasted([])
     while rest and rest[0].startswith("-"):
         name, equals, value = rest.pop(0).partition("=")
         if _BARE.fullmatch(name):
@@ -329,47 +339,36 @@ def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) 
             value = rest.pop(0) if rest else ""
         if name in ("-e", "--env"):
             key, has, given = value.partition("=")
-            own[key] = given if has else shell.expanded(f"${{{key}}}", environ)
+            base.environ[key] = given if has else shell.expanded(f"${{{key}}}", environ)
         elif name == "--env-file":
-            own |= _env_file(value, unknown)
+            base.environ.update(_env_file(value, base.unknown))
         elif name in ("-v", "--volume"):
-            mounts |= _mount(value)
+            base.mounts.update(_mount(value))
         elif name == "--entrypoint":
             entry = value.split()
     if rest:
-        yield from _of_image(rest[0], entry + rest[1:], bool(entry), (own, mounts), script, unknown)
+        yield from _of_image(rest[0], entry + rest[1:], bool(entry), base, script)
 
 
 def _of_image(
-    image: str,
-    words: list[str],
-    has_entry: bool,
-    around: tuple[dict[str, str], dict[str, str]],
-    script: shell.Script,
-    unknown: Sequence[str] = (),
+    image: str, words: list[str], has_entry: bool, base: Pasted, script: shell.Script
 ) -> Iterator[Pasted]:
-    """A container's server: what its words start, or the image's own if these are options."""
+    """A container's server: what its words start, or the image's own if these are options. `base`:
+    all but its words."""
+    unknown = list(base.unknown)
     # Options alone: some image's own entry point takes them.
     takes_them = bool(words) and (words[0].startswith("--") or words[0] == "serve")
     is_known = bool(_IMAGE.search(image))
     is_vllm = not has_entry and (is_known or takes_them)
     if is_vllm and not is_known and not any(map(_NAMES_MODEL.match, words)):
-        unknown = [*unknown, "the model, which something else may name"]
-    for each in _of_container(words, is_vllm, around[0], script):
-        mounts = around[1]
-        each.unknown = [*unknown, *each.unknown]
-        yield replace(each, is_inside=True, mounts=mounts)
-
-
-def _of_container(
-    words: list[str], is_vllm: bool, environ: dict[str, str], script: shell.Script
-) -> Iterator[Pasted]:
-    found = list(_served(words, environ, script))
+        unknown.append("the model, which something else may name")
+    found = list(_served(words, base.environ, script))
     if not found and is_vllm and not (words and basename(words[0]) in _SHELLS):
         rest = words[1:] if words[:1] == ["serve"] else words
-        found = [Pasted(rest, dict(environ))]
+        found = [replace(base, words=rest, unknown=[])]
     for each in found:
-        yield replace(each, is_inside=True)
+        each.unknown = [*unknown, *each.unknown]
+        yield replace(each, mounts=base.mounts, name=base.name, is_inside=True)
 
 
 def _env_file(name: str, unknown: list[str]) -> dict[str, str]:
@@ -416,15 +415,16 @@ def _of_yaml(text: str) -> Iterator[Pasted]:
             yield Pasted(list(_options(document)))
 
 
-def _of_hcl(text: str) -> Iterator[Pasted]:
-    """Containers of Nomad and Terraform: image, command and args, one after the other."""
+def _of_assigned(text: str) -> Iterator[Pasted]:
+    """Containers of Nomad, Terraform and NixOS: image, command and args, one after the other."""
     node: dict[str, Any] = {}
-    for key, value in [*_HCL.findall(text), ("", "")]:
+    for key, value in [*_ASSIGNS.findall(text), ("", "")]:
+        key = "command" if key == "cmd" else key
         if not key or key in node:
-            yield from _container(node, "", {}) if "args" in node or "image" in node else ()
+            yield from _container(node, "", {}) if {"args", "image"} & {*node} else ()
             node = {}
         with contextlib.suppress(NoServerError):
-            node[key] = _loaded(value)[0] if value else None
+            node[key] = _loaded(re.sub(r'"\s+"', '", "', value))[0] if value else None
 
 
 def _options(document: Mapping[str, Any]) -> Iterator[str]:
@@ -489,25 +489,22 @@ def _container(
     node: Mapping[str, Any], name: str, inherited: Mapping[str, str]
 ) -> Iterator[Pasted]:
     """compose: `entrypoint` and `command`; Kubernetes: `command` and `args`."""
-    unknown: list[str] = []
+    base = Pasted([], name=name)
     given = next((node[key] for key in _ARGS if node.get(key)), None)
     is_list = isinstance(node.get("env"), list)
     is_pod = bool(set(_ARGS) & set(node)) or ("entrypoint" not in node and is_list)
-    environ = _environment(node, unknown)
-    script = shell.Script(known={**inherited, **environ})
+    base.environ.update(_environment(node, base.unknown))
+    script = shell.Script(known={**inherited, **base.environ})
     if "modelCommand" in node and "command" not in node:
-        unknown.append("the model of modelArtifacts")
+        base.unknown.append("the model of modelArtifacts")
     entry = node.get("command") if is_pod else node.get("entrypoint") or node.get("entryPoint")
     args = given if is_pod else node.get("command")
     words = _words(entry, script, is_pod) + _words(args, script, is_pod)
     image = next((node[key] for key in _IMAGES if node.get(key)), None)
     image = image.get("repository") if isinstance(image, dict) else image
-    mounts: dict[str, str] = {}
     for volume in node.get("volumes") or () if isinstance(node.get("volumes"), list) else ():
-        mounts |= _mount(volume) if isinstance(volume, str) else {}
-    around = environ, mounts
-    for each in _of_image(str(image or ""), words, bool(entry), around, script, unknown):
-        yield replace(each, name=name)
+        base.mounts.update(_mount(volume) if isinstance(volume, str) else {})
+    yield from _of_image(str(image or ""), words, bool(entry), base, script)
 
 
 def _words(given: Any, script: shell.Script, is_pod: bool) -> list[str]:
@@ -555,7 +552,7 @@ def _settled(pasted: Pasted) -> Pasted:
         unknown += names
         if word is not None:
             words.append(_here(word, pasted.mounts))
-        elif each[:1] != "-" and words and _takes_a_value(words[-1]):
+        elif each[:1] != "-" and words and _TAKES_A_VALUE.match(words[-1]):
             words.pop()  # the option whose value it is
     environ = {}
     for name, given in pasted.environ.items():
@@ -564,10 +561,6 @@ def _settled(pasted: Pasted) -> Pasted:
         if value is not None:
             environ[name] = value
     return replace(pasted, words=words, environ=environ, unknown=list(dict.fromkeys(unknown)))
-
-
-def _takes_a_value(word: str) -> bool:
-    return word[:1] == "-" and "=" not in word and not _FLAG.match(word)
 
 
 def _here(word: str, mounts: Mapping[str, str]) -> str:

@@ -13,10 +13,10 @@ from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm.proven import why_aside, why_not_attached
 
-ENTRY_POINT = "continuum"
+ENTRY_POINT, OURS = "continuum", "continuum_connector.scheduler_cls"
 FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}"}}\''
 FOREIGN_VARIABLES = ("LMCACHE_", "VLLM_USE_SIMPLE_KV_OFFLOAD")
-ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+ALLOCATOR, EXPANDS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 MIDDLEWARE = (
     "continuum_connector.middleware.ProgramMiddleware",
@@ -31,9 +31,15 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     us?"""
     yield _version(vllm)
     yield _plugin(machine, vllm)
-    yield from _config_lines(plan, vllm)
-    yield from _left_over(machine, plan)
-    yield from _allocator(machine, plan)
+    if plan.why_no_server:
+        cure = "paste all of `vllm serve MODEL ...`, or give --model and the other options here"
+        yield error("command", plan.why_no_server, cure)
+    yield from _options(plan, vllm)
+    yield _config(plan)
+    if plan.is_stock and plan.names_us and not plan.why_no_config:
+        text = "the command has none, so as it stands it serves as stock; all here is as if it had"
+        yield warning("connector", text, f"serve with {FLAG}")
+    yield from _environment(machine, plan)
     yield _prefix_caching(plan, vllm)
     yield _scheduler(plan)
     yield _layout(machine, plan, vllm)
@@ -59,10 +65,8 @@ def _version(vllm: VllmSeen) -> Line:
     if vllm.lacks:
         return warning("vLLM", f"{'; '.join(vllm.lacks)} (tested: {span})", "a tested release")
     if here > tested[-1]:
-        text = (
-            f"{vllm.version} is newer than what is tested, {span}; it has every name that we touch"
-        )
-        return warning("vLLM", text, "look at the log for `ContinuumConnector attached`")
+        text = f"{vllm.version} is newer than what is tested, {span}; it has every name that we "
+        return warning("vLLM", f"{text}touch", "look at the log for `ContinuumConnector attached`")
     return ok("vLLM", f"{vllm.version}, within what is tested, {span}")
 
 
@@ -87,29 +91,6 @@ def _plugin(machine: Machine, vllm: VllmSeen) -> Line:
     if not vllm.is_installed or vllm.trouble:
         return unseen("plugin", "its entry point is installed; no vLLM here to load it")
     return ok("plugin", "loads and registers ContinuumConnector")
-
-
-def _config_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
-    """Can --kv-transfer-config be read, does it name us, and what does it ask for?"""
-    if plan.why_no_server:
-        cure = "paste all of `vllm serve MODEL ...`, or give --model and the other options here"
-        yield error("command", plan.why_no_server, cure)
-    yield from _options(plan, vllm)
-    if plan.why_no_config:
-        cure = "mend it, or the server stops at start; what follows takes the defaults"
-        yield error("config", plan.why_no_config, cure)
-    elif not plan.names_us:
-        named = plan.transfer.get("kv_connector")
-        yield error(
-            "config", f"kv_connector is {named!r}, so we are not used", f"serve with {FLAG}"
-        )
-    else:
-        yield _role(plan) or _ours(plan)
-        if plan.is_stock:
-            text = (
-                "the command has none, so as it stands it serves as stock; all here is as if it had"
-            )
-            yield warning("connector", text, f"serve with {FLAG}")
 
 
 def _options(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
@@ -139,66 +120,60 @@ def _options(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         yield unseen("options", f"{plan.options_file} is not read here", cure)
 
 
-def _role(plan: Plan) -> Line | None:
-    """What is wrong with the role of a connector around ours, which vLLM has no default for. Ours
-    is in `why_no_config`."""
+def _config(plan: Plan) -> Line:
+    """Can --kv-transfer-config be read, does it name us, and what does it ask for?"""
     named, role = plan.transfer.get("kv_connector"), plan.transfer.get("kv_role")
-    if named == CONNECTOR_NAME:
-        return None
-    if role not in ROLES:
+    if plan.why_no_config:
+        cure = "mend it, or the server stops at start; what follows takes the defaults"
+        return error("config", plan.why_no_config, cure)
+    if not plan.names_us:
+        text = f"kv_connector is {named!r}, so we are not used"
+        return error("config", text, f"serve with {FLAG}")
+    # A connector around ours: vLLM has no default for its role. Ours is in `why_no_config`.
+    if named != CONNECTOR_NAME and role not in ROLES:
         text = f"{named}'s kv_role is {str(role)[:100]!r}" if role else f"{named} has no kv_role"
         return error("config", f"{text}, so vLLM stops at start", 'write "kv_role": "kv_both"')
-    if role != "kv_both":
+    if named != CONNECTOR_NAME and role != "kv_both":
         text = f"kv_role is {role!r}: one server is both ends of what we store and load"
         return warning("config", text, 'write "kv_role": "kv_both"')
-    return None
-
-
-def _ours(plan: Plan) -> Line:
-    config = plan.config
-    if config.dram_bytes == 0:
+    config, num_bytes = plan.config, plan.config.dram_bytes
+    if num_bytes == 0:
         text = f"policy {config.policy}, pins in VRAM and no DRAM tier (dram_bytes = 0)"
         return ok("config", f"{text}; `continuum size` says how much one would need")
-    sized = (
-        "of a share of the node" if config.dram_bytes is None else f"of {size(config.dram_bytes)}"
-    )
+    sized = "of a share of the node" if num_bytes is None else f"of {size(num_bytes)}"
     below = f", below it a disk tier of {size(config.disk_bytes)}" if config.disk_path else ""
     return ok("config", f"policy {config.policy}, a DRAM tier {sized}{below}")
 
 
-def _left_over(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """Variables of the connector that ours may have replaced, if none here reads them."""
-    if "LMCache" in str(plan.transfer):
-        return
+def _environment(machine: Machine, plan: Plan) -> Iterator[Line]:
+    """Variables of the connector that ours may have replaced, if none here reads them; and what
+    vLLM 0.26 to 0.33 refuses with any KV connector (config/vllm.py)."""
     found = sorted(name for name in machine.environ if name.startswith(FOREIGN_VARIABLES))
-    if found:
+    if found and "LMCache" not in str(plan.transfer):
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
         text = f"{found[0][:60]}{more} set another KV connector, which is not named here"
         cure = "unset them (docs/alternatives.md: what they are here), or put it behind ours"
         yield warning("environment", text, cure)
-
-
-def _allocator(machine: Machine, plan: Plan) -> Iterator[Line]:
-    """What vLLM 0.26 to 0.33 refuses with any KV connector (config/vllm.py)."""
-    setting = "expandable_segments:True"
-    if setting in machine.environ.get(ALLOCATOR, "") and not plan.cumem:
-        text = f"{ALLOCATOR} has {setting}: with any KV connector vLLM stops at start"
+    if EXPANDS in machine.environ.get(ALLOCATOR, "") and not (
+        plan.enable_cumem_allocator or plan.enable_sleep_mode
+    ):
+        text = f"{ALLOCATOR} has {EXPANDS}: with any KV connector vLLM stops at start"
         yield error("environment", text, "take it out, or serve with --enable-cumem-allocator")
 
 
 def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
-    is_on = vllm.kv.prefix_caching if vllm.kv else plan.prefix_caching is not False
+    is_on = vllm.kv.prefix_caching if vllm.kv else plan.enable_prefix_caching is not False
     if why := why_aside(is_on, ""):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("prefix caching", text, cure)
-    if not vllm.kv and plan.prefix_caching is None and vllm.version and not vllm.has_layouts:
+    if not vllm.kv and plan.enable_prefix_caching is None and vllm.version and not vllm.has_layouts:
         return ok("prefix caching", "on, unless the model has states")
     return ok("prefix caching", "on")
 
 
 def _scheduler(plan: Plan) -> Line:
     """Whether our scheduler is attached."""
-    if why := why_not_attached(plan.own_scheduler):
+    if why := why_not_attached("" if plan.scheduler_cls == OURS else plan.scheduler_cls):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("scheduler", text, cure)
     order = "program order" if plan.config.max_head_start_s else "vLLM's own order"
@@ -211,13 +186,11 @@ def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     if config.dram_bytes == 0:
         return ok("KV layout", "vLLM's own: without a DRAM tier nothing is copied")
     if config.kv_layout == "stock":
-        return ok(
-            "KV layout", "vLLM's own, as kv_layout = stock says: one copy per layer and block"
-        )
+        text = "vLLM's own, as kv_layout = stock says: one copy per layer and block"
+        return ok("KV layout", text)
     if not vllm.version:
-        return unseen(
-            "KV layout", "without vLLM here, nobody knows whether it can be asked for one"
-        )
+        text = "without vLLM here, nobody knows whether it can be asked for one"
+        return unseen("KV layout", text)
     if vllm.platform == "cpu":
         return ok("KV layout", "vLLM's own: CPU attention has no other")
     if not vllm.has_layouts:

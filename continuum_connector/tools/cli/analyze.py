@@ -33,8 +33,14 @@ def analyze(
         columns.append(rows(summaries[-1], source.num_bad))
     names = _names(traces)
     if as_json:
-        found = zip(names, summaries, columns, strict=True)
-        print(json.dumps([_as_object(*each) for each in found], indent=1))
+        told = []
+        for name, summary, found in zip(names, summaries, columns, strict=True):
+            costliest = [each._asdict() for each in sorted(summary.worst, reverse=True)]
+            groups: dict[str, dict[str, Any]] = {}  # in seconds, shares, bytes, counts
+            for row in found:
+                groups.setdefault(row.group, {})[row.name] = row.value
+            told.append({"file": name, **groups, "costliest": costliest})
+        print(json.dumps(told, indent=1))
         return
     console = terminal()
     console.print(_table(names, columns))
@@ -60,15 +66,6 @@ def _names(traces: list[Path]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(path) for path in traces]
-
-
-def _as_object(name: str, summary: Summary, found: list[Row]) -> dict[str, object]:
-    """A trace for a program to read: group -> name -> value, in seconds, shares, bytes, counts."""
-    costliest = [each._asdict() for each in sorted(summary.worst, reverse=True)]
-    groups: dict[str, dict[str, Any]] = {}
-    for row in found:
-        groups.setdefault(row.group, {})[row.name] = row.value
-    return {"file": name, **groups, "costliest": costliest}
 
 
 def _grid(title: str | None, *columns: str) -> Table:

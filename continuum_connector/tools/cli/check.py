@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -14,12 +13,11 @@ from rich.table import Table
 
 from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
 from continuum_connector.tools.checks.machine import this_machine
-from continuum_connector.tools.checks.plan import UsageError
+from continuum_connector.tools.checks.plan import UsageError, planned
 from continuum_connector.tools.checks.run import check as look
 from continuum_connector.tools.cli import ending
-from continuum_connector.tools.cli.pasted import looking, planned
+from continuum_connector.tools.cli.terminal import Command, looking, terminal
 from continuum_connector.tools.cli.terminal import name as shown
-from continuum_connector.tools.cli.terminal import terminal
 
 STYLES = {
     Verdict.OK: "green",
@@ -27,19 +25,17 @@ STYLES = {
     Verdict.ERROR: "bold red",
     Verdict.UNSEEN: "dim",
 }
-STATUS = {
-    Verdict.OK: ending.DONE,
-    Verdict.WARNING: ending.DONE,
-    Verdict.ERROR: ending.FAILED,
-    Verdict.UNSEEN: ending.UNSEEN,
+STATUS = {Verdict.ERROR: ending.FAILED, Verdict.UNSEEN: ending.UNSEEN}
+SO_WHAT = {
+    Verdict.OK: "Nothing in the way of ContinuumConnector",
+    Verdict.WARNING: "ContinuumConnector works, and could work better",
+    Verdict.ERROR: "ContinuumConnector will not do here what was asked of it",
+    Verdict.UNSEEN: "Whether ContinuumConnector works here is not known",
 }
 
 
 def check(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
-    ] = None,
+    command: Command = None,
     model: Annotated[
         str, typer.Option(help="A folder, or a downloaded model; counts more than the pasted one.")
     ] = "",
@@ -66,83 +62,55 @@ def check(
     Status: 0 ok or warnings only; 1 an error; 2 wrong usage; 3 no error, but a line that is not
     seen: unknown is not ok, unless --accept names the line.
     """
-    lines = _accepted(_look(list(command or ()), model), accept or ())
-    with contextlib.suppress(BrokenPipeError):  # `| head`: the status still says what was found
-        if as_json:
-            print(json.dumps(as_object(lines), indent=1))
-        else:
-            show(terminal(), lines)
-    raise typer.Exit(STATUS[worst(lines)])
-
-
-def _accepted(lines: list[Line], subjects: Sequence[str]) -> list[Line]:
-    """The lines, with those that the user accepts as not seen turned into ok."""
-    return [
-        ok(line.subject, f"not seen, which was accepted: {line.text}")
-        if line.verdict is Verdict.UNSEEN and line.subject in subjects
-        else line
-        for line in lines
-    ]
-
-
-def _look(command: list[str], model: str) -> list[Line]:
-    """All lines for the pasted command. `model`: counts more than the command's, if it is given."""
     try:
-        plan, environ = planned(command, model)
+        plan, environ = planned(command or [], model)
     except UsageError as error:
         raise typer.BadParameter(str(error)) from None
     with looking():
-        return list(look(this_machine(environ), plan))
-
-
-def as_object(lines: list[Line]) -> dict[str, object]:
-    """What --json prints: the worst verdict, and every line."""
-    found = [{**line._asdict(), "verdict": line.verdict.value} for line in lines]
-    return {"verdict": worst(lines).value, "lines": found}
+        lines = list(look(this_machine(environ), plan))
+    for index, line in enumerate(lines):
+        if line.verdict is Verdict.UNSEEN and line.subject in (accept or ()):
+            lines[index] = ok(line.subject, f"not seen, which was accepted: {line.text}")
+    found = worst(lines)
+    with contextlib.suppress(BrokenPipeError):  # `| head`: the status still says what was found
+        if as_json:
+            told = [{**line._asdict(), "verdict": line.verdict.value} for line in lines]
+            print(json.dumps({"verdict": found.value, "lines": told}, indent=1))
+        else:
+            show(terminal(), lines)
+    raise typer.Exit(STATUS.get(found, ending.DONE))
 
 
 def show(console: Console, lines: list[Line]) -> None:
     """Print a table on a terminal; into a pipe, one text line per finding, with its cure."""
-    if console.is_terminal:
-        console.print(_table(lines))
-        console.print()
-    else:
-        for line in lines:
-            cure = f" -> {line.cure}" if line.cure else ""
-            text = f"{line.verdict.value:9}{line.subject:16}{line.text}{cure}"
-            console.print(shown(text), soft_wrap=True)
-    console.print(verdict(lines))
-
-
-def _table(lines: list[Line]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for line in lines:
-        style = STYLES[line.verdict]
-        cure = f"\n[cyan]{shown(line.cure)}[/]" if line.cure else ""
-        word = f"[{style}]{line.verdict.value}[/]"
-        table.add_row(word, shown(line.subject), shown(line.text) + cure)
-    return table
+        word = line.verdict.value
+        if console.is_terminal:
+            cure = f"\n[cyan]{shown(line.cure)}[/]" if line.cure else ""
+            word = f"[{STYLES[line.verdict]}]{word}[/]"
+            table.add_row(word, shown(line.subject), shown(line.text) + cure)
+        else:
+            cure = f" -> {line.cure}" if line.cure else ""
+            text = shown(f"{word:9}{line.subject:16}{line.text}{cure}")
+            console.print(text, soft_wrap=True)
+    if console.is_terminal:
+        console.print(table)
+        console.print()
+    console.print(verdict(lines))
 
 
 def verdict(lines: list[Line]) -> str:
     """The last line: how many findings there are of each kind, and what that means."""
-    count = Counter(line.verdict for line in lines)
-    parts = [several(name, count[each]) for each, name in _COUNTED if count[each]]
-    if count[Verdict.UNSEEN]:
-        parts.append(f"{count[Verdict.UNSEEN]} not seen")
+    count, found = Counter(line.verdict for line in lines), worst(lines)
+    counted = [each for each in (Verdict.ERROR, Verdict.WARNING) if count[each]]
+    parts = [several(each.value, count[each]) for each in counted]
+    if num := count[Verdict.UNSEEN]:
+        parts.append(f"{num} not seen")
     said = f" ({', '.join(parts)})" if parts else ""
-    so_what = {
-        Verdict.OK: "Nothing in the way of ContinuumConnector",
-        Verdict.WARNING: "ContinuumConnector works, and could work better",
-        Verdict.ERROR: "ContinuumConnector will not do here what was asked of it",
-        Verdict.UNSEEN: "Whether ContinuumConnector works here is not known",
-    }
-    dark = list(dict.fromkeys(each.subject for each in lines if each.verdict is Verdict.UNSEEN))
-    look_at = f": look at {', '.join(dark)}" if worst(lines) is Verdict.UNSEEN else ""
-    return f"{so_what[worst(lines)]}{said}{look_at}."
-
-
-_COUNTED = ((Verdict.ERROR, "error"), (Verdict.WARNING, "warning"))
+    dark = dict.fromkeys(each.subject for each in lines if each.verdict is Verdict.UNSEEN)
+    look_at = f": look at {', '.join(dark)}" if found is Verdict.UNSEEN else ""
+    return f"{SO_WHAT[found]}{said}{look_at}."

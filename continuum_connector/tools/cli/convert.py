@@ -3,6 +3,7 @@ simulate` and `continuum bench agents`."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from continuum_connector import files
 from continuum_connector.tools.analysis import foreign
 from continuum_connector.tools.analysis.source import Source, UnknownError, write_original
-from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.ending import ToldError
 
 
 class Format(str, enum.Enum):
@@ -50,7 +51,10 @@ def convert(
     \b
       continuum simulate --workload TRACE
     """
-    ours = _ours(trace)
+    ours = None
+    if not trace.is_dir():
+        with contextlib.suppress(UnknownError):
+            ours = Source(trace)
     to = to or (Format.SCHEDULER_TIMESTAMPS if ours else Format.REQUESTS)
     path = out or Path(to.value)
     _may_write(path, force, ours.paths if ours else [trace])
@@ -63,29 +67,21 @@ def convert(
         data = json.dumps(jobs, indent=2).encode()
         said = f"{len(jobs):,} programs written to {path}; {ours.num_bad:,} lines skipped"
     else:
-        raise CommandError(f"{trace} has no decisions to be told as {to.value}; leave --to out")
+        raise ToldError(f"{trace} has no decisions to be told as {to.value}; leave --to out")
     try:
         files.put(path, data)
     except OSError as error:
-        raise CommandError(f"{path} cannot be written ({error.strerror})") from None
+        raise ToldError(f"{path} cannot be written ({error.strerror})") from None
     print(said)
 
 
-def _ours(trace: Path) -> Source | None:
-    """The trace, if it is ours or the original recorder's."""
-    try:
-        return None if trace.is_dir() else Source(trace)
-    except UnknownError:
-        return None
-
-
 def _may_write(path: Path, forced: bool, read: list[Path]) -> None:
-    """Raise CommandError, before a long read, if writing `path` would destroy something unasked."""
+    """Raise ToldError, before a long read, if writing `path` would destroy something unasked."""
     if not path.name:
-        raise CommandError(f"--out {path} names no file; give one")
+        raise ToldError(f"--out {path} names no file; give one")
     if not path.exists():
         return
     if any(files.is_same(path, each) for each in read):
-        raise CommandError(f"{path} is the trace itself, which would be lost; name another file")
+        raise ToldError(f"{path} is the trace itself, which would be lost; name another file")
     if not forced:
-        raise CommandError(f"{path} exists and would be lost; name another file, or add --force")
+        raise ToldError(f"{path} exists and would be lost; name another file, or add --force")

@@ -29,7 +29,6 @@ MOST = 1000  # characters of a sentence, because a value in it may have any leng
 _PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:(?!//))\S*@")
 _KEYS = re.compile(r"([?&][\w-]*(?:key|token|secret|password)[\w-]*=)[^&\s'\"]*", re.IGNORECASE)
 _SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # each with the least we can draw on
-_OURS = ("bench", "continuum_connector")
 
 
 class ToldError(Exception):
@@ -57,14 +56,28 @@ def run(work: Callable[[], object], who: str) -> int:
     that cannot be used, a closed output, a missing package, Ctrl-C.
     """
     prepare()
-    return _written(_status(work, who), who)
+    status = _status(work, who)
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _drop_output()
+        if not isinstance(error, BrokenPipeError):  # its reader has seen enough
+            tell(who, why(error))
+            status = status or FAILED
+    except ValueError:  # closed
+        pass
+    return status
 
 
 def _status(work: Callable[[], object], who: str) -> int:
     try:
-        return _number(work(), who)
-    except SystemExit as end:
-        return _number(end.code, who)
+        try:
+            code = work()
+        except SystemExit as end:
+            code = end.code
+        if code is None or isinstance(code, int):
+            return code or DONE
+        tell(who, str(code))  # as Python does with a text
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:  # `| head` has seen enough
@@ -77,28 +90,21 @@ def _status(work: Callable[[], object], who: str) -> int:
         tell(who, why(error))
     except MemoryError:
         tell(who, "the memory does not suffice for that much; ask for less")
-    except ImportError as error:
-        if (error.name or "").split(".")[0] in _OURS:
-            return _bug(error, who)
-        tell(who, lacks(error))
     except Exception as error:  # the only place that may catch this: the user is told of a bug
-        return _bug(error, who)
+        if isinstance(error, ImportError) and not _is_ours(error):
+            tell(who, lacks(error))
+            return FAILED
+        if os.environ.get(TRACEBACK):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        tell(who, f"a bug of ours ({what}); {TRACEBACK}=1 shows where it is")
+        return BUG
     return FAILED
 
 
-def _bug(error: Exception, who: str) -> int:
-    if os.environ.get(TRACEBACK):
-        raise error
-    tell(who, f"a bug of ours ({type(error).__name__}: {error}); {TRACEBACK}=1 shows where it is")
-    return BUG
-
-
-def _number(code: object, who: str) -> int:
-    """The status that Python would exit with; a text is printed and means failure."""
-    if code is None or isinstance(code, int):
-        return code or DONE
-    tell(who, str(code))
-    return FAILED
+def _is_ours(error: ImportError) -> bool:
+    """Whether it is this project that lacks something."""
+    return (error.name or "").split(".")[0] in ("bench", "continuum_connector")
 
 
 def why(error: OSError) -> str:
@@ -117,20 +123,6 @@ def lacks(error: ImportError) -> str:
         f"this needs the package {error.name}, which is not installed or cannot be imported; all "
         "but vLLM comes with: pip install '.[bench]' in a clone"
     )
-
-
-def _written(status: int, who: str) -> int:
-    """Flush what was printed. A closed pipe is no failure: its reader has seen enough."""
-    try:
-        sys.stdout.flush()
-    except OSError as error:
-        _drop_output()
-        if not isinstance(error, BrokenPipeError):
-            tell(who, why(error))
-            return status or FAILED
-    except ValueError:  # closed
-        pass
-    return status
 
 
 def _drop_output() -> None:
@@ -169,7 +161,7 @@ def guard_imports() -> None:
 def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         return  # Python then ends by SIGINT, which a shell reports as 130
-    if isinstance(error, ImportError) and (error.name or "").split(".")[0] not in _OURS:
+    if isinstance(error, ImportError) and not _is_ours(error):
         tell("bench", lacks(error))
-        return
-    sys.__excepthook__(kind, error, trace)
+    else:
+        sys.__excepthook__(kind, error, trace)

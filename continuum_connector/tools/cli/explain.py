@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from continuum_connector.tools.analysis.source import Record, Source, count, num
 from continuum_connector.tools.analysis.words import Line, seconds
 from continuum_connector.tools.analysis.words import told as lines_of
 from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import room, terminal
+from continuum_connector.tools.cli.terminal import terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
 # What happens to every program.
@@ -46,10 +47,15 @@ def explain(
         return
     life = find(source, program)
     if as_json:
-        began = life[0]["now"]
-        rows = [(each.record["now"] - began, each.text, each.record) for each in lines(life)]
-        keys = ("seconds", "text", "record")
-        print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1))
+        told = [
+            {
+                "seconds": each.record["now"] - life[0]["now"],
+                "text": each.text,
+                "record": each.record,
+            }
+            for each in lines(life)
+        ]
+        print(json.dumps(told, indent=1))
         return
     console = terminal()
     console.print(_head(life))
@@ -70,7 +76,15 @@ def find(source: Source, wanted: str) -> list[Record]:
     for record in source.records():
         if key := text(record, "program"):
             turns[key] += record["event"] == "decision"
-    return _life(source.records(), choose(shown(wanted), turns))
+    key, life = choose(shown(wanted), turns), list[Record]()
+    since: list[Record] = []  # the program's last record, what happened to everybody
+    for record in source.records():
+        if text(record, "program") == key:
+            life += [*since, record]
+            since = []
+        elif life and record["event"] in EVERYBODY:
+            since.append(record)
+    return life
 
 
 def choose(wanted: str, turns: Counter[str]) -> str:
@@ -83,11 +97,8 @@ def choose(wanted: str, turns: Counter[str]) -> str:
     """
     begin, _, end = wanted.partition("…")
     found = [wanted] if wanted in turns else [key for key in turns if _is_named(key, wanted)]
-    found = found or [
-        key
-        for key, _ in turns.most_common()
-        if key.endswith(end) and any(each.startswith(begin) for each in _ids(key))
-    ]
+    ending = [key for key, _ in turns.most_common() if key.endswith(end)]
+    found = found or [key for key in ending if any(i.startswith(begin) for i in _ids(key))]
     if len(found) == 1:
         return found[0]
     if found:
@@ -103,11 +114,9 @@ def choose(wanted: str, turns: Counter[str]) -> str:
 
 
 def _is_named(key: str, wanted: str) -> bool:
-    if wanted in _ids(key):
-        return True
     shortened = _SHORTENED(key)
-    begins = _ids(shortened[1]) if shortened else []
-    return any(len(begin) >= _LONG and wanted.startswith(begin) for begin in begins)
+    begins = [each for each in _ids(shortened[1]) if len(each) >= _LONG] if shortened else []
+    return wanted in _ids(key) or wanted.startswith(tuple(begins))
 
 
 def _ids(key: str) -> list[str]:
@@ -116,34 +125,7 @@ def _ids(key: str) -> list[str]:
     return [":".join(parts[i:]) for i in range(len(parts))]
 
 
-def _life(records: Iterable[Record], key: str) -> list[Record]:
-    life: list[Record] = []
-    since: list[Record] = []  # the program's last record, what happened to everybody
-    for record in records:
-        if text(record, "program") == key:
-            life += [*since, record]
-            since = []
-        elif life and record["event"] in EVERYBODY:
-            since.append(record)
-    return life
-
-
 # --- its life -------------------------------------------------------------------------------
-def _head(life: list[Record]) -> Text:
-    """One line that sums the life up."""
-    outcomes = Counter(text(each, "outcome") for each in life if each["event"] == "outcome")
-    admitted = [each for each in life if each["event"] == "admit"]
-    num_turns = sum(each["event"] == "decision" for each in life)
-    lived_s = life[-1]["now"] - life[0]["now"]
-    parts = [*_named_by(life), f"{num_turns} turns in {seconds(lived_s)}"]
-    if num := sum(count(each, "tokens") for each in admitted):
-        vram, dram, disk = map(sum, zip(*map(tiers, admitted), strict=True))
-        on_disk = f", {disk:,} on disk" if disk else ""
-        parts.append(f"of {num:,} prompt tokens {vram:,} in VRAM, {dram:,} in DRAM{on_disk}")
-    parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]
-    return Text.assemble((text(life[0], "program"), "bold"), f"  {' · '.join(parts)}")
-
-
 NAMED_BY = {
     "kv_transfer_params": "named in kv_transfer_params",
     "job_id": "named by job_id or program_id",
@@ -153,12 +135,24 @@ NAMED_BY = {
 }
 
 
-def _named_by(life: list[Record]) -> list[str]:
-    """Where its turns' id came from (docs/identity.md); nothing if the trace does not say."""
-    found = dict.fromkeys(text(each, "source") for each in life if "source" in each)
-    if list(found) == ["none"]:
-        return ["no id, and nothing went on from it"]
-    return [NAMED_BY[source] for source in found if source in NAMED_BY]
+def _head(life: list[Record]) -> Text:
+    """One line that sums the life up."""
+    outcomes = Counter(text(each, "outcome") for each in life if each["event"] == "outcome")
+    admitted = [each for each in life if each["event"] == "admit"]
+    num_turns = sum(each["event"] == "decision" for each in life)
+    lived_s = life[-1]["now"] - life[0]["now"]
+    # Where its turns' id came from (docs/identity.md); nothing if the trace does not say.
+    sources = dict.fromkeys(text(each, "source") for each in life if "source" in each)
+    parts = [NAMED_BY[source] for source in sources if source in NAMED_BY]
+    if [*sources] == ["none"]:
+        parts = ["no id, and nothing went on from it"]
+    parts.append(f"{num_turns} turns in {seconds(lived_s)}")
+    if num := sum(count(each, "tokens") for each in admitted):
+        vram, dram, disk = map(sum, zip(*map(tiers, admitted), strict=True))
+        on_disk = f", {disk:,} on disk" if disk else ""
+        parts.append(f"of {num:,} prompt tokens {vram:,} in VRAM, {dram:,} in DRAM{on_disk}")
+    parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]
+    return Text.assemble((text(life[0], "program"), "bold"), f"  {' · '.join(parts)}")
 
 
 def _timeline(life: list[Record]) -> Table:
@@ -174,12 +168,9 @@ def _timeline(life: list[Record]) -> Table:
         turn = count(line.record, "turn") * is_own or turn_before
         if turn != turn_before and turn_before:
             table.add_row()
-        at = f"{line.record['now'] - life[0]['now']:,.2f} s"
-        table.add_row(
-            "" if line.kind == "detail" else at,
-            Text(f"turn {turn}" if turn != turn_before else "", "bold"),
-            Text(line.text, STYLES.get(line.kind, "")),
-        )
+        at = "" if line.kind == "detail" else f"{line.record['now'] - life[0]['now']:,.2f} s"
+        which = Text(f"turn {turn}" if turn != turn_before else "", "bold")
+        table.add_row(at, which, Text(line.text, STYLES.get(line.kind, "")))
         turn_before = turn
     return table
 
@@ -204,7 +195,8 @@ def _list(source: Source, as_json: bool) -> None:
         for decision, outcome in told:
             print(json.dumps({"decision": decision, "outcome": outcome}))
         return
-    columns, since = room(), None
+    # A pipe has room for more than there is.
+    columns, since = shutil.get_terminal_size(fallback=(10_000, 24)).columns, None
     of_name = min(max(16, columns - 64), WIDEST)
     for decision, outcome in told:
         if since is None:
@@ -212,12 +204,15 @@ def _list(source: Source, as_json: bool) -> None:
             names = ("time", "program", "turn", "tokens", "decided", "outcome", "saved")
             print(LIST.format(*names, room=of_name)[:columns])
         at, came = decision["now"] - since, outcome or {"outcome": "(open)"}
+        ttl_s = number(decision, "ttl_s")
+        copy = ", copy" if text(decision, "then") == "store" else ""
+        until = "" if ttl_s is None else f" {seconds(ttl_s)}{copy}"
         line = LIST.format(
             f"{at:,.2f}s" if at < 10_000 else f"{at:.0f}s",
             short(text(decision, "program"), of_name),
             count(decision, "turn"),
             f"{count(decision, 'tokens'):,}",
-            _decided(decision),
+            text(decision, "decision") + until,
             text(came, "outcome").replace("_", " "),
             seconds(number(came, "saved_s") or 0.0) if came.get("saved_s") else "",
             room=of_name,
@@ -241,12 +236,6 @@ def decisions(records: Iterable[Record]) -> Iterator[Pair]:
         while pending and next(iter(pending.values()))[1] is not None:
             yield pending.popitem(last=False)[1]
     yield from pending.values()
-
-
-def _decided(decision: Record) -> str:
-    ttl_s = number(decision, "ttl_s")
-    copy = ", copy" if text(decision, "then") == "store" else ""
-    return text(decision, "decision") + (f" {seconds(ttl_s)}{copy}" if ttl_s is not None else "")
 
 
 def short(name: str, room: int) -> str:

@@ -49,8 +49,7 @@ class Server:
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._timeout_s = timeout_s
-        self.host = parts.hostname or ""
-        self._connection = kind(self.host, parts.port, timeout=timeout_s)
+        self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         self._socket: Any = None
 
     def close(self) -> None:

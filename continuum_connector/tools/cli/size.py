@@ -1,12 +1,16 @@
-"""`continuum size`: how much DRAM does a server need, and how much disk below it?"""
+"""`continuum size`: how much DRAM does a server need, and how much disk below it?
+
+DRAM must hold all of the live KV, because a pinned turn is also in DRAM by the time its pin ends.
+So must the disk: the program that is away longest leaves DRAM, and sooner or later that is every
+program. 0.8 is where hits collapse in measurements of full tiers: 0.75 to 0.87 of what they hold.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -14,78 +18,47 @@ from rich.table import Table
 from continuum_connector.sizes import parse_bytes
 from continuum_connector.tools.checks import kv as kvs
 from continuum_connector.tools.checks.ask import KV
+from continuum_connector.tools.checks.line import several
 from continuum_connector.tools.checks.line import size as text_of
 from continuum_connector.tools.checks.machine import see_vllm, this_machine
-from continuum_connector.tools.checks.model_file import NoModelError, read_model_config
-from continuum_connector.tools.checks.plan import Plan, UsageError, as_vllm_reads
-from continuum_connector.tools.checks.shape import ShapeError, read_shape
-from continuum_connector.tools.cli.pasted import looking, planned
-from continuum_connector.tools.cli.server import CommandError
-from continuum_connector.tools.cli.terminal import name, terminal
-from continuum_connector.tools.sizing import (
-    FILL,
-    Load,
-    Need,
-    Overflow,
-    Place,
-    mean_gap,
-    need,
-    overflow,
-)
+from continuum_connector.tools.checks.plan import UsageError, as_vllm_reads, planned
+from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
 
 GIB = 2**30
 MOST = 2**60  # bytes
+DAY_S = 86_400
+FILL = 0.8  # of a tier; if it is fuller, KV leaves that is needed again
+_P90 = 1.2815515655446004  # of the standard normal distribution
 
-Command = Annotated[
-    list[str] | None,
-    typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
-]
-Model = Annotated[str, typer.Option(help="A folder with config.json, or a downloaded model.")]
-PerToken = Annotated[
-    str, typer.Option(help="KV bytes of a token over all layers, instead of --model.")
-]
-Context = Annotated[int, typer.Option(min=1, max=10**9, help="Mean tokens of a context.")]
-Programs = Annotated[float, typer.Option(min=0.0, max=1e9, help="Agents alive at once.")]
-Rate = Annotated[float, typer.Option(min=0.0, max=1e6, help="Or: agents that start, per second.")]
-Turns = Annotated[
-    float, typer.Option(min=1.0, max=1e9, help="Mean turns of an agent, with --rate.")
-]
-Gap = Annotated[float, typer.Option(min=0.01, max=1e9, help="Median seconds between turns.")]
-GapP90 = Annotated[
-    float, typer.Option(min=0.0, max=1e9, help="Their 90th percentile. 0: same as the median.")
-]
-TurnS = Annotated[float, typer.Option(min=0.01, max=1e9, help="Mean seconds that a turn takes.")]
-NewTokens = Annotated[int, typer.Option(min=1, max=10**9, help="Mean tokens that a turn adds.")]
-Vram = Annotated[str, typer.Option(help="KV space of one GPU; vLLM logs it at its start.")]
-Gpus = Annotated[
-    int, typer.Option(min=1, max=10**5, help="GPUs that share a model, with --bytes-per-token.")
-]
-Pcie = Annotated[float, typer.Option(min=0.1, max=1e6, help="GB/s of one GPU's link, one way.")]
-Dram = Annotated[str, typer.Option(help="DRAM for the tier; the rest goes to a disk.")]
-DriveRate = Annotated[
-    float, typer.Option("--drive", min=0.01, max=1e6, help="GB/s at which the drive reads.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")]
+
+def _of(text: str, least: float | None = None, most: float | None = None) -> Any:
+    """An option of a text, or of a number within these bounds."""
+    return typer.Option(min=least, max=most, help=text)
 
 
 def size(
     command: Command = None,
-    model: Model = "",
-    bytes_per_token: PerToken = "",
-    context: Context = 122_000,
-    programs: Programs = 0.0,
-    rate: Rate = 0.0,
-    turns: Turns = 64.0,
-    gap: Gap = 9.0,
-    gap_p90: GapP90 = 72.0,
-    turn: TurnS = 5.0,
-    new_tokens: NewTokens = 3_276,
-    vram: Vram = "55GiB",
-    gpus: Gpus = 1,
-    pcie: Pcie = 50.0,
-    dram: Dram = "",
-    drive: DriveRate = 3.0,
-    as_json: AsJson = False,
+    model: Annotated[str, _of("A folder with config.json, or a downloaded model.")] = "",
+    bytes_per_token: Annotated[
+        str, _of("KV bytes of a token over all layers, instead of --model.")
+    ] = "",
+    context: Annotated[int, _of("Mean tokens of a context.", 1, 10**9)] = 122_000,
+    programs: Annotated[float, _of("Agents alive at once.", 0.0, 1e9)] = 0.0,
+    rate: Annotated[float, _of("Or: agents that start, per second.", 0.0, 1e6)] = 0.0,
+    turns: Annotated[float, _of("Mean turns of an agent, with --rate.", 1.0, 1e9)] = 64.0,
+    gap: Annotated[float, _of("Median seconds between turns.", 0.01, 1e9)] = 9.0,
+    gap_p90: Annotated[
+        float, _of("Their 90th percentile. 0: same as the median.", 0.0, 1e9)
+    ] = 72.0,
+    turn: Annotated[float, _of("Mean seconds that a turn takes.", 0.01, 1e9)] = 5.0,
+    new_tokens: Annotated[int, _of("Mean tokens that a turn adds.", 1, 10**9)] = 3_276,
+    vram: Annotated[str, _of("KV space of one GPU; vLLM logs it at its start.")] = "55GiB",
+    gpus: Annotated[int, _of("GPUs that share a model, with --bytes-per-token.", 1, 10**5)] = 1,
+    pcie: Annotated[float, _of("GB/s of one GPU's link, one way.", 0.1, 1e6)] = 50.0,
+    dram: Annotated[str, _of("DRAM for the tier; the rest goes to a disk.")] = "",
+    drive: Annotated[float, _of("GB/s at which the drive reads.", 0.01, 1e6)] = 3.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for programs.")] = False,
 ) -> None:
     """Say how much DRAM a server's agents need.
 
@@ -110,35 +83,31 @@ def size(
     The mean gap is that of a log-normal distribution with this median and P90.
     """
     if not programs and not rate:
-        raise CommandError("how many agents? --programs alive at once, or --rate per second")
-    mean_s = mean_gap(gap, gap_p90 or gap)
-    load = Load(context, new_tokens, mean_s, turn, programs, rate, turns)
+        raise ToldError("how many agents? --programs alive at once, or --rate per second")
+    load = Load(context, new_tokens, mean_gap(gap, gap_p90 or gap), turn, programs, rate, turns)
     has, token = _bytes("--dram", dram), _bytes("--bytes-per-token", bytes_per_token)
     if bool(model or command) is bool(token):
-        raise CommandError("give --model, a command or --bytes-per-token, one of them")
+        raise ToldError("give --model, a command or --bytes-per-token, one of them")
     if gpus > 1 and not token:
-        raise CommandError("--gpus goes with --bytes-per-token; a command has its own number")
-    kept = Kept(token.__mul__, token.__mul__, gpus, "")
+        raise ToldError("--gpus goes with --bytes-per-token; a command has its own number")
+    place = Place(token * context, token * new_tokens, _bytes("--vram", vram), gpus, pcie * 1e9)
     if not token:
-        kept = of_server(command or [], model, bool(has))
-    sizes = kept.context(load.context), kept.new(load.new_tokens)
-    place = Place(*sizes, _bytes("--vram", vram), kept.num_gpus, pcie * 1e9)
+        place = of_server(command or [], model, load, place, bool(has))
     found = need(load, place)
     below = overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
         told = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
         told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes, **vars(found)}
         disk = None if below is None else vars(below)
-        kept_as = {"rests_on": kept.rests_on, "num_gpus": kept.num_gpus}
+        kept_as = {"rests_on": place.rests_on, "num_gpus": place.num_gpus}
         print(json.dumps({**told, "disk": disk, **kept_as}, indent=1))
         return
-    lines, said = rows(load, place, found), advice(place, found)
-    if kept.rests_on:
-        several = "s" if kept.num_gpus > 1 else ""
-        lines.insert(0, ("KV as of", f"{kept.num_gpus} GPU{several}", kept.rests_on))
+    lines, said = rows(load, place, found)
+    if place.rests_on:
+        lines.insert(0, ("KV as of", several("GPU", place.num_gpus), place.rests_on))
     if below is not None and found.dram_bytes:
-        lines += [("", "", ""), *disk_rows(load, has, below, drive)]
-        said = disk_advice(has, below, drive)
+        more, said = disk_rows(load, has, below, drive)
+        lines += [("", "", ""), *more]
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, justify="right", style="bold")
@@ -157,32 +126,64 @@ def _bytes(option: str, text: str) -> int:
     try:
         found = parse_bytes(text)
     except ValueError as error:
-        raise CommandError(f'{option}: {error}; write one such as "128KiB" or "55GiB"') from None
+        raise ToldError(f'{option}: {error}; write one such as "128KiB" or "55GiB"') from None
     if found > MOST:
-        raise CommandError(f"{option} {text} is more than any machine has")
+        raise ToldError(f"{option} {text} is more than any machine has")
     if found == 0:
-        raise CommandError(f"{option} is 0, which holds nothing")
+        raise ToldError(f"{option} is 0, which holds nothing")
     return found
 
 
-class Kept(NamedTuple):
-    """Bytes that so many tokens of a context take, and that so many new ones do, over `num_gpus`.
-    `rests_on`: who says so, "" if the user does."""
+# --- what a context takes --------------------------------------------------------------------
+@dataclass(frozen=True)
+class Load:
+    """What agents do, in seconds and tokens. `arrivals`: programs per second.
 
-    context: Callable[[int], float]
-    new: Callable[[int], float]
+    `programs`: how many are alive at once; 0 derives it from `arrivals`.
+    """
+
+    context: int
+    new_tokens: int
+    gap_s: float  # mean time between two turns
+    turn_s: float  # mean time of a turn, from its arrival to its last token
+    programs: float = 0.0
+    arrivals: float = 0.0
+    turns: float = 0.0
+
+    @property
+    def live(self) -> float:
+        """Programs that are alive at once."""
+        return self.programs or self.arrivals * self.turns * (self.gap_s + self.turn_s)
+
+    @property
+    def turns_per_s(self) -> float:
+        """Turns that all programs together begin per second."""
+        return self.live / (self.gap_s + self.turn_s)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where it runs. `context_bytes`: KV of one context over all GPUs. `new_bytes`: KV of the
+    tokens that a turn adds. `vram_bytes`: KV space of one of `num_gpus`. `pcie`: bytes per second
+    of its link. `rests_on`: who says what a context takes, "" if the user does."""
+
+    context_bytes: float
+    new_bytes: float
+    vram_bytes: float
     num_gpus: int
-    rests_on: str
+    pcie: float
+    rests_on: str = ""
 
 
-def of_server(command: list[str], model: str, has_disk: bool) -> Kept:
-    """What vLLM says of this server's KV; without a vLLM here, what config.json proves."""
+def of_server(command: list[str], model: str, load: Load, place: Place, has_disk: bool) -> Place:
+    """The place, with what vLLM says of this server's KV; without a vLLM here, with what
+    config.json proves."""
     try:
         plan, environ = planned(command, model)
     except UsageError as error:
-        raise CommandError(str(error)) from None
+        raise ToldError(str(error)) from None
     if plan.why_no_server:
-        raise CommandError(f"{plan.why_no_server}; paste all of `vllm serve MODEL ...`")
+        raise ToldError(f"{plan.why_no_server}; paste all of `vllm serve MODEL ...`")
     machine = this_machine(environ)
     with looking():
         seen = see_vllm(machine, (KV, *plan.words))
@@ -192,48 +193,119 @@ def of_server(command: list[str], model: str, has_disk: bool) -> Kept:
         text = f"not seen: {shown}; a default was taken, or none was given"
         terminal(stderr=True).print(name(text), soft_wrap=True)
     if plan.hides_its_model:
-        raise CommandError("the model is among what is not seen; give --model")
+        raise ToldError("the model is among what is not seen; give --model")
     if (kv := seen.kv) is not None:
         if why_not := kv.aside or kv.no_tier:
-            raise CommandError(f"{why_not}; no DRAM would be used")
+            raise ToldError(f"{why_not}; no DRAM would be used")
         if has_disk and kv.no_disk:
-            raise CommandError(f"{kv.no_disk}; leave --dram out")
-        context, new = (functools.partial(of, kv) for of in (kvs.context_bytes, kvs.new_bytes))
+            raise ToldError(f"{kv.no_disk}; leave --dram out")
         says = f"vLLM {seen.version}, its own layers on {kv.device}: {kvs.in_words(kv)}"
-        return Kept(context, new, kv.num_ranks, says)
+        sizes = kvs.context_bytes(kv, load.context), kvs.new_bytes(kv, load.new_tokens)
+        return Place(*sizes, place.vram_bytes, kv.num_ranks, place.pcie, says)
     if seen.refused:
-        raise CommandError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
+        raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
     if seen.version and seen.not_seen:
-        raise CommandError(
+        raise ToldError(
             f"not seen: vLLM {seen.version} cannot say here what is kept ({seen.not_seen[:300]}); "
             "give --bytes-per-token instead"
         )
-    return _of_file(plan, environ, seen.trouble)
-
-
-def _of_file(plan: Plan, environ: Mapping[str, str], trouble: str) -> Kept:
-    """What config.json alone proves."""
     try:
-        config = read_model_config(plan.model, environ)
-        shape = read_shape(config, kv_cache_dtype=plan.kv_cache_dtype)
-    except (NoModelError, ShapeError) as why:
-        raise CommandError(f"{why}; give --bytes-per-token instead") from None
-    ranks = plan.tensor_parallel
-    context = functools.partial(shape.context_bytes, num_ranks=ranks)
-    why_not = f" ({trouble[:80]})" if trouble else ""
-    says = f"config.json alone, without vLLM{why_not}"
-    return Kept(context, context, ranks * plan.pipeline_parallel, says)
+        config = kvs.read_model_config(plan.model, environ)
+        token = kvs.read_shape(config, plan.kv_cache_dtype).context_bytes(
+            1, plan.tensor_parallel_size
+        )
+    except (kvs.NoModelError, kvs.ShapeError) as why:
+        raise ToldError(f"{why}; give --bytes-per-token instead") from None
+    trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
+    says = f"config.json alone, without vLLM{trouble}"
+    num_gpus = plan.tensor_parallel_size * plan.pipeline_parallel_size
+    sizes = token * load.context, token * load.new_tokens
+    return Place(*sizes, place.vram_bytes, num_gpus, place.pcie, says)
 
 
+# --- the arithmetic ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Need:
+    """What follows, in bytes, and bytes per second for each GPU. `share_vram`: of the live KV."""
+
+    live_bytes: float
+    num_in_vram: int
+    share_vram: float
+    dram_bytes: float
+    loads: float
+    stores: float
+    load_s: float
+    is_too_fast: bool
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """What a disk below `dram_bytes` would have to do, in bytes per second of the node's drive.
+    `share`: the share of turns whose KV is not in DRAM. `tokens`: prompt tokens per second that are
+    read instead of computed. `written`: at most so many bytes per day, as each is written once."""
+
+    share: float
+    disk_bytes: float
+    reads: float
+    read_s: float
+    tokens: float
+    written: float
+    is_too_slow: bool
+
+
+def mean_gap(median_s: float, p90_s: float) -> float:
+    """The mean of a log-normal gap with this median and 90th percentile.
+
+    Real gaps have a heavier tail, because people go away. The KV of those may leave.
+    """
+    sigma = math.log(max(p90_s / median_s, 1.0)) / _P90
+    return median_s * math.exp(sigma * sigma / 2)
+
+
+def need(load: Load, place: Place) -> Need:
+    """The DRAM that this load needs, and the rates on each GPU's link with so much of it."""
+    live = load.live * place.context_bytes
+    vram = place.vram_bytes * place.num_gpus
+    share = min(1.0, vram / live) if live else 1.0
+    dram = 0.0 if live <= FILL * vram else live / FILL
+    away = load.turns_per_s * (1.0 - share) if dram else 0.0  # turns per second that must load
+    loads = away * place.context_bytes / place.num_gpus
+    return Need(
+        live_bytes=live,
+        num_in_vram=int(vram // place.context_bytes),
+        share_vram=share,
+        dram_bytes=dram,
+        loads=loads,
+        stores=load.turns_per_s * place.new_bytes / place.num_gpus if dram else 0.0,
+        load_s=place.context_bytes / place.num_gpus / place.pcie,
+        is_too_fast=loads > FILL * place.pcie,
+    )
+
+
+def overflow(load: Load, place: Place, dram_bytes: float, drive: float) -> Overflow:
+    """What is left to a drive of so many bytes per second if there is only so much DRAM."""
+    live = load.live * place.context_bytes
+    held = FILL * max(dram_bytes, place.vram_bytes * place.num_gpus)
+    share = max(0.0, 1.0 - held / live) if live else 0.0
+    away = load.turns_per_s * share
+    reads = away * place.context_bytes
+    return Overflow(
+        share=share,
+        disk_bytes=live / FILL if share else 0.0,
+        reads=reads,
+        read_s=place.context_bytes / drive,
+        tokens=away * load.context,
+        written=load.turns_per_s * place.new_bytes * DAY_S if share else 0.0,
+        is_too_slow=reads > FILL * drive,
+    )
+
+
+# --- its table --------------------------------------------------------------------------------
 Rows = list[tuple[str, str, str]]  # what, how much, and how it was computed
 
 
-def _gib(num_bytes: float) -> str:
-    """Rounded up to whole GiB, as one would write it in a config."""
-    return f"{math.ceil(num_bytes / GIB)} GiB"
-
-
-def rows(load: Load, place: Place, found: Need) -> Rows:
+def rows(load: Load, place: Place, found: Need) -> tuple[Rows, str]:
+    """The rows on DRAM, and the last line: what to set, or what stands in the way."""
     mean = f"mean gap {load.gap_s:.1f} s + turn {load.turn_s:g} s"
     lives = f"{load.arrivals:g}/s x {load.turns:g} turns x ({mean})"
     gpus = f" / {place.num_gpus} GPUs" if place.num_gpus > 1 else ""
@@ -248,67 +320,59 @@ def rows(load: Load, place: Place, found: Need) -> Rows:
         ("dram_bytes", _gib(found.dram_bytes), why),
     ]
     if not found.dram_bytes:
-        return lines
+        return lines, "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
     if gpus:
         lines.append(("per GPU", _gib(found.dram_bytes / place.num_gpus), f"dram_bytes{gpus}"))
     loads, stores = (f"{rate / 1e9:.2f} GB/s" for rate in (found.loads, found.stores))
-    return [
-        *lines,
+    link = f"{place.pcie / 1e9:g} GB/s"
+    lines += [
         ("turns", f"{load.turns_per_s:.2f}/s", f"programs / ({mean})"),
         ("loads per GPU", loads, f"turns not in VRAM x context{gpus}"),
         ("stores per GPU", stores, f"turns x {load.new_tokens:,} new{gpus}"),
-        ("one load", f"{found.load_s:.2f} s", f"a context{gpus} at {place.pcie / 1e9:g} GB/s"),
+        ("one load", f"{found.load_s:.2f} s", f"a context{gpus} at {link}"),
     ]
-
-
-def advice(place: Place, found: Need) -> str:
-    """The last line: what to set, or what stands in the way."""
-    if not found.dram_bytes:
-        return "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
     setting = _setting("DRAM", found.dram_bytes)
-    if found.is_too_fast:
-        return (
-            f"{setting} would hold it, but its loads take more than {FILL:.0%} of a link of "
-            f"{place.pcie / 1e9:g} GB/s: use more GPUs, or fewer programs on each."
-        )
-    return f"Serve with {setting} (per node: once for all its GPUs)."
+    if not found.is_too_fast:
+        return lines, f"Serve with {setting} (per node: once for all its GPUs)."
+    but = f"its loads take more than {FILL:.0%} of a link of {link}"
+    return lines, f"{setting} would hold it, but {but}: use more GPUs, or fewer programs on each."
 
 
-def _setting(tier: str, num_bytes: float) -> str:
-    return f"CONTINUUM_{tier}_BYTES={_gib(num_bytes).replace(' ', '')}"
-
-
-def disk_rows(load: Load, dram_bytes: int, below: Overflow, drive: float) -> Rows:
-    """The rows on the disk below `dram_bytes`, whose drive reads `drive` GB/s."""
+def disk_rows(load: Load, dram_bytes: int, below: Overflow, drive: float) -> tuple[Rows, str]:
+    """The same of the disk below `dram_bytes`, whose drive reads `drive` GB/s."""
+    setting = _setting("DRAM", dram_bytes)
     share = ("of it not in DRAM", f"{below.share:.0%}", f"beyond {FILL:g} x {text_of(dram_bytes)}")
     if not below.disk_bytes:
-        return [share, ("disk_bytes", "0 GiB", f"{FILL:.0%} of the DRAM there is holds all")]
-    written = f"{below.written / 1e12:.2f} TB/day"
-    return [
+        none = ("disk_bytes", "0 GiB", f"{FILL:.0%} of the DRAM there is holds all")
+        return [share, none], f"Serve with {setting}: no disk is needed."
+    lines = [
         share,
         ("disk_bytes", _gib(below.disk_bytes), f"live KV / {FILL:g}, rounded up"),
         ("disk reads", f"{below.reads / 1e9:.2f} GB/s", "turns not in DRAM x context"),
         ("one read", f"{below.read_s:.2f} s", f"a context at {drive:g} GB/s"),
         ("not computed", f"{below.tokens:,.0f}/s", "prompt tokens, if all is written"),
-        ("disk writes", written, f"all of it: turns x {load.new_tokens:,} new"),
+        (
+            "disk writes",
+            f"{below.written / 1e12:.2f} TB/day",
+            f"all of it: turns x {load.new_tokens:,} new",
+        ),
     ]
-
-
-def disk_advice(dram_bytes: int, below: Overflow, drive: float) -> str:
-    """The last line, if there is to be a disk."""
-    setting = _setting("DRAM", dram_bytes)
-    if not below.disk_bytes:
-        return f"Serve with {setting}: no disk is needed."
     setting += f" CONTINUUM_DISK_PATH=FOLDER {_setting('DISK', below.disk_bytes)}"
-    budget = "the default disk_write_budget, disk_bytes a day, covers all new KV"
-    if (written := below.disk_bytes / below.written) < 1.0:
-        budget = (
-            f"the default disk_write_budget, disk_bytes a day, covers {written:.0%} of all new KV: "
-            "that of programs that came back most"
-        )
-    if below.is_too_slow:
-        return (
-            f"{setting} would hold it, but reads take more than {FILL:.0%} of a drive of "
-            f"{drive:g} GB/s: turns that find it busy compute instead; {budget}."
-        )
-    return f"Serve with {setting}; {budget}."
+    budget = "the default disk_write_budget, disk_bytes a day, covers "
+    covered = below.disk_bytes / below.written
+    of_those = f"{covered:.0%} of all new KV: that of programs that came back most"
+    budget += "all new KV" if covered >= 1.0 else of_those
+    if not below.is_too_slow:
+        return lines, f"Serve with {setting}; {budget}."
+    but = f"reads take more than {FILL:.0%} of a drive of {drive:g} GB/s"
+    busy = "turns that find it busy compute instead"
+    return lines, f"{setting} would hold it, but {but}: {busy}; {budget}."
+
+
+def _gib(num_bytes: float) -> str:
+    """Rounded up to whole GiB, as one would write it in a config."""
+    return f"{math.ceil(num_bytes / GIB)} GiB"
+
+
+def _setting(tier: str, num_bytes: float) -> str:
+    return f"CONTINUUM_{tier}_BYTES={_gib(num_bytes).replace(' ', '')}"

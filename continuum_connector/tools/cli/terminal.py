@@ -3,9 +3,10 @@ are shown as they are."""
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import sys
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,6 +21,13 @@ from continuum_connector.tools.cli import ending
 _ClickError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
+# Of commands that take what somebody pastes.
+Command = Annotated[
+    list[str] | None,
+    typer.Argument(help="What starts the server, pasted after two dashes; or a file; or -."),
+]
+
+
 class Commands(TyperGroup):
     """Commands that end as in ending.py, however they are called."""
 
@@ -27,8 +35,12 @@ class Commands(TyperGroup):
         def work() -> object:
             try:
                 return main(*args, **extra | {"standalone_mode": False})
-            except _ClickError as error:
-                return _usage(error, who)
+            except _ClickError as error:  # one sentence
+                context = getattr(error, "ctx", None)
+                path = context.command_path if context is not None else who
+                said = " ".join(error.format_message().split()).rstrip(".")
+                ending.tell(path, f"{said}; `{path} --help` says what it takes")
+                return ending.USAGE
 
         main, who = super().main, extra.get("prog_name") or "continuum"
         sys.exit(ending.run(work, who))
@@ -51,15 +63,6 @@ class Commands(TyperGroup):
             raise typer.Exit(ending.FAILED) from None
 
 
-def _usage(error: Any, who: str) -> int:
-    """Print a usage error as one sentence."""
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else who
-    said = " ".join(error.format_message().split()).rstrip(".")
-    ending.tell(path, f"{said}; `{path} --help` says what it takes")
-    return ending.USAGE
-
-
 class Terminal(Console):
     """A console that raises BrokenPipeError for a closed pipe, as `print` does."""
 
@@ -73,9 +76,15 @@ def terminal(**options: Any) -> Console:
     return Terminal(**{"highlight": False, "emoji": False, **options})
 
 
-def room() -> int:
-    """Characters of a line: the terminal's, or what COLUMNS says; more than enough elsewhere."""
-    return shutil.get_terminal_size(fallback=(10_000, 24)).columns
+@contextlib.contextmanager
+def looking() -> Iterator[None]:
+    """Say on a terminal what takes so long."""
+    console = terminal(stderr=True)
+    shows = console.is_terminal
+    with (
+        console.status("looking at vLLM, driver and machine") if shows else contextlib.nullcontext()
+    ):
+        yield
 
 
 def name(text: str) -> str:

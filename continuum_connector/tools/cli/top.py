@@ -7,9 +7,10 @@ The screen has 80 columns by 24 rows or more. What it says is made of two scrape
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from threading import Event
 from typing import Annotated
 
@@ -23,7 +24,7 @@ from continuum_connector.errors import shown
 from continuum_connector.sizes import size
 from continuum_connector.tools.analysis.words import seconds
 from continuum_connector.tools.cli.server import CommandError, Scrape, Server
-from continuum_connector.tools.cli.terminal import terminal
+from continuum_connector.tools.cli.terminal import name, terminal
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
 TIMEOUT_S = 5.0  # a server that takes longer to answer /metrics counts as gone
@@ -58,7 +59,8 @@ def top(
     goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied.
     """
     watch, console = Watch(Server(url, api_key, TIMEOUT_S)), terminal()
-    signal.signal(signal.SIGTERM, _stop)  # so that the terminal is left clean
+    # So that the terminal is left clean.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if once or not console.is_terminal:
         for wait_s in (0.0, interval):
             _look(watch, wait_s)
@@ -109,10 +111,6 @@ class Watch:
             self.shown = scrape, scrape.since(self._scrapes[0])
 
 
-def _stop(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
-
-
 def _look(watch: Watch, after_s: float) -> None:
     Event().wait(after_s)
     watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
@@ -120,7 +118,6 @@ def _look(watch: Watch, after_s: float) -> None:
 
 # --- the screen -----------------------------------------------------------------------------
 BAR = 20  # characters
-PINS, STORES, REQUESTS = "cyan", "blue", "green"
 # Where the tokens of a prompt were: the word for it, and its colour.
 WHERE = {"vram": ("VRAM", "cyan"), "dram": ("DRAM", "magenta"), "disk": ("disk", "blue")}
 # Outcomes of decisions that cost something: KV kept for nobody, or gone when it was needed.
@@ -128,10 +125,9 @@ BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
 NUM_WORST = 3
 SLOW_S = 1.0  # how long a disk may owe an answer before the screen says so
 SLOW_HOOKS = 0.05  # of the time
-GAP = "  "  # between two facts in a row
 
-Fact = str | tuple[str, str] | Text | None  # a text, or one with its style
-Row = tuple[str, Text]
+Facts = list[str]  # what a row says, in rich's markup; an empty one is left out
+Part = tuple[str, float, str]  # of a bar: its name, its share of the whole, its colour
 
 
 def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> RenderableType:
@@ -144,15 +140,17 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
     last = "seconds"
     if seen is not None:
         now, added = seen
-        engines = {*now.by("vllm:kv_cache_usage_perc", "engine")} - {""}
-        num_engines, last = max(1, len(engines)), f"{added.at:.0f} s"
+        num_engines = max(1, len({*now.by("vllm:kv_cache_usage_perc", "engine")} - {""}))
+        last = f"{added.at:.0f} s"
         _about(head, now, num_engines)
-        parts += [
-            Text(),
-            _grid(_shares(now, added, num_engines)),
-            Text(),
-            _grid(_rates(now, added)),
-        ]
+        for rows in (_shares(now, added, num_engines), _rates(now, added)):
+            table = Table.grid(padding=(0, 1))
+            table.add_column(width=11, style="bold", no_wrap=True)
+            table.add_column(ratio=1, overflow="fold")
+            for row, facts in rows.items():
+                if facts:
+                    table.add_row(row, "  ".join(filter(None, facts)))
+            parts += [Text(), table]
     return Group(*parts, Text(), Text(f"Rates are of the last {last}. Ctrl-C ends.", "dim"))
 
 
@@ -169,199 +167,169 @@ def _about(head: Text, now: Scrape, num_engines: int) -> None:
         head.append("  ").append("on", "bold green")
 
 
-def _grid(rows: list[Row | None]) -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(width=11, style="bold", no_wrap=True)
-    table.add_column(ratio=1, overflow="fold")
-    for row in filter(None, rows):
-        table.add_row(*row)
-    return table
-
-
-def _row(name: str, *facts: Fact) -> Row:
-    said = [Text(*fact) if isinstance(fact, tuple) else fact for fact in facts if fact]
-    return name, Text(GAP).join(Text(fact) if isinstance(fact, str) else fact for fact in said)
-
-
 # --- VRAM, the tiers below it, and where prompts were -----------------------------------------
-def _shares(now: Scrape, added: Scrape, num_engines: int) -> list[Row | None]:
-    has_disk = now.total("continuum:disk_wanted_bytes") > 0
-    disk = _disk(now, added, num_engines) if has_disk else None
-    return [
-        _vram(now, num_engines),
-        _dram(now, added, num_engines),
-        disk,
-        _prompts(added, has_disk),
-    ]
-
-
-def _vram(now: Scrape, num_engines: int) -> Row:
+def _shares(now: Scrape, added: Scrape, num_engines: int) -> dict[str, Facts]:
     used = now.total("vllm:kv_cache_usage_perc") / num_engines
     blocks = now.total("continuum:vram_blocks") or 1.0
     pinned = now.total("continuum:pinned_blocks") / blocks
     stores = now.total("continuum:held_blocks") / blocks - pinned
-    parts = {"requests": (max(0.0, used - pinned - stores), REQUESTS)}
-    parts |= {"stores": (stores, STORES), "pins": (pinned, PINS)}
-    said = [(f"{of} {_percent(share)}", style) for of, (share, style) in parts.items()]
-    return _row("VRAM", _bar(*parts.values()), f"{_percent(used)}:", *said)
+    vram = [("requests", max(0.0, used - pinned - stores), "green")]
+    vram += [("stores", stores, "blue"), ("pins", pinned, "cyan")]
+    has_disk = now.total("continuum:disk_wanted_bytes") > 0
+    return {
+        "VRAM": [_bar(vram), f"{_percent(used)}:", *map(_named, vram)],
+        "DRAM": _dram(now, added, num_engines),
+        "disk": _disk(now, added, num_engines) if has_disk else [],
+        "prompts": _prompts(added, has_disk),
+    }
 
 
-def _dram(now: Scrape, added: Scrape, num_engines: int) -> Row:
+def _dram(now: Scrape, added: Scrape, num_engines: int) -> Facts:
     if not now.total("continuum:tier_up"):
-        none = "no tier: the log says why; CONTINUUM_DRAM_BYTES sets its size"
-        return _row("DRAM", (none, "dim"))
+        return ["[dim]no tier: the log says why; CONTINUUM_DRAM_BYTES sets its size[/]"]
     capacity = now.total("continuum:dram_capacity_blocks")
     wanted = now.total("continuum:dram_wanted_blocks")
     used = _share(now.total("continuum:dram_blocks"), capacity)
     writing = now.total("continuum:dram_blocks", state="writing")
     without = now.each("continuum:tier_up").count(0.0)
-    return _row(
-        "DRAM",
-        _bar((used or 0.0, WHERE["dram"][1])),
+    grows = f" of {wanted:,.0f} blocks wanted" if capacity < wanted else " blocks"
+    return [
+        _bar([("DRAM", used or 0.0, WHERE["dram"][1])]),
         _percent(used),
-        f"{capacity:,.0f}"
-        + (f" of {wanted:,.0f} blocks wanted" if capacity < wanted else " blocks"),
+        f"{capacity:,.0f}{grows}",
         size(now.total("continuum:dram_used_bytes")),
-        f"{writing:,.0f} being written" if writing else None,
+        f"{writing:,.0f} being written" if writing else "",
         _per_s(added, "continuum:dram_evicted_blocks_total", "evicted"),
-        (f"no tier on {without} of {num_engines} engines", "yellow") if without else None,
-    )
+        f"[yellow]no tier on {without} of {num_engines} engines[/]" if without else "",
+    ]
 
 
-def _disk(now: Scrape, added: Scrape, num_engines: int) -> Row:
+def _disk(now: Scrape, added: Scrape, num_engines: int) -> Facts:
     """Of several engines, what the one that is worst off says."""
     down = now.each("continuum:disk_up").count(0.0)
     if down >= num_engines:
-        none = "none yet, or it was given up: the server's log says which, and why"
-        return _row("disk", (none, "yellow"))
+        return ["[yellow]none yet, or it was given up: the server's log says which, and why[/]"]
     used = _share(now.total("continuum:disk_blocks"), now.total("continuum:disk_capacity_blocks"))
     budget = min(now.each("continuum:disk_budget_fill"), default=0.0)  # what is left of a day's
     silent = max(now.each("continuum:disk_oldest_op_seconds"), default=0.0)
     failures = now.by("continuum:disk_failures_total", "reason")
     wrong = failures.get("corrupt", 0.0) + failures.get("eio", 0.0)
-    return _row(
-        "disk",
-        _bar((used or 0.0, WHERE["disk"][1])),
+    return [
+        _bar([("disk", used or 0.0, WHERE["disk"][1])]),
         _percent(used),
         size(now.total("continuum:disk_used_bytes")),
         f"read {_gb(added, 'continuum:disk_read_bytes_total')}",
         f"written {_gb(added, 'continuum:disk_written_bytes_total')}",
-        (f"budget {_percent(budget)}", "" if budget else "yellow"),
+        _styled(f"budget {_percent(budget)}", "" if budget else "yellow"),
         _per_s(added, "continuum:disk_unsaved_blocks_total", "lost unwritten"),
-        (f"silent for {seconds(silent)}", "red") if silent > SLOW_S else None,
-        (f"{wrong:,.0f} errors", "red") if wrong else None,
-        (f"none on {down} of {num_engines} engines", "yellow") if down else None,
-    )
+        f"[red]silent for {seconds(silent)}[/]" if silent > SLOW_S else "",
+        f"[red]{wrong:,.0f} errors[/]" if wrong else "",
+        f"[yellow]none on {down} of {num_engines} engines[/]" if down else "",
+    ]
 
 
-def _prompts(added: Scrape, has_disk: bool) -> Row:
+def _prompts(added: Scrape, has_disk: bool) -> Facts:
     prompt = added.total("continuum:prompt_tokens_total")
     if not prompt:
-        return _row("prompts", _bar(), ("none admitted", "dim"))
+        return [_bar([]), "[dim]none admitted[/]"]
     hits = added.by("continuum:hit_tokens_total", "tier")
-    parts = [
-        (word, hits.get(tier, 0.0) / prompt, style)
-        for tier, (word, style) in WHERE.items()
-        if has_disk or tier != "disk"
-    ]
+    tiers = [tier for tier in WHERE if has_disk or tier != "disk"]
+    parts = [(WHERE[tier][0], hits.get(tier, 0.0) / prompt, WHERE[tier][1]) for tier in tiers]
     # A preempted turn is looked up twice but counted once, so the difference may fall below 0.
     parts.append(("computed", max(0.0, 1.0 - sum(hits.values()) / prompt), "yellow"))
-    said = [(f"{word} {_percent(share)}", style) for word, share, style in parts]
-    return _row("prompts", _bar(*(part[1:] for part in parts)), *said)
+    return [_bar(parts), *map(_named, parts)]
 
 
 # --- what happens -----------------------------------------------------------------------------
-def _rates(now: Scrape, added: Scrape) -> list[Row | None]:
+def _rates(now: Scrape, added: Scrape) -> dict[str, Facts]:
     waiting = now.total("vllm:num_requests_waiting")
     preempted = added.total("vllm:num_preemptions_total") / added.at
     decisions = added.by("continuum:decisions_total", "decision").items()
     ended = now.by("continuum:pins_ended_total", "cause")
-    ends: list[Fact] = [
-        f"{cause} {_percent(num / sum(ended.values()))}" for cause, num in _most(ended)
-    ]
+    ends = [f"{name(each)} {_percent(num / sum(ended.values()))}" for each, num in _most(ended)]
     busy = added.total("continuum:hook_seconds_sum") / added.at
-    return [
-        _row(
-            "requests",
+    return {
+        "requests": [
             f"{now.total('vllm:num_requests_running'):,.0f} running",
-            (f"{waiting:,.0f} waiting", "yellow" if waiting else ""),
+            _styled(f"{waiting:,.0f} waiting", "yellow" if waiting else ""),
             f"{added.total('vllm:request_success_total') / added.at:.3g} done/s",
-            (f"{preempted:.3g} preempted/s", "red" if preempted else ""),
-        ),
-        _gate(now),
-        _row(
-            "tokens/s",
+            _styled(f"{preempted:.3g} preempted/s", "red" if preempted else ""),
+        ],
+        "gate": _gate(now),
+        "tokens/s": [
             f"{added.total('vllm:prompt_tokens_total') / added.at:,.0f} of prompts",
             f"{added.total('vllm:generation_tokens_total') / added.at:,.0f} generated",
             *_against_stock(added),
-        ),
-        _row(
-            "decisions/s",
+        ],
+        "decisions/s": [
             f"{sum(num for _, num in decisions) / added.at:.3g}:",
-            *(f"{name} {num / added.at:.3g}" for name, num in decisions),
-        ),
-        _row(
-            "pins",
+            *(f"{name(each)} {num / added.at:.3g}" for each, num in decisions),
+        ],
+        "pins": [
             f"{now.total('continuum:pins_live'):,.0f} live",
             f"{now.total('continuum:pinned_blocks'):,.0f} blocks",
             f"{added.total('continuum:pins_started_total') / added.at:.3g} new/s",
-        ),
-        _row("ended by", *(ends or [("none has ended", "dim")])),
-        _copies("store", "continuum:stored_bytes_total", now, added),
-        _copies("load", "continuum:loaded_bytes_total", now, added),
-        _row("lost by", *_worst(now.by("continuum:outcomes_total", "decision_outcome"))),
-        _row("our hooks", (f"{100 * busy:.2g} % of the time", "red" if busy > SLOW_HOOKS else "")),
-    ]
+        ],
+        "ended by": ends or ["[dim]none has ended[/]"],
+        "stores": _copies("store", "continuum:stored_bytes_total", now, added),
+        "loads": _copies("load", "continuum:loaded_bytes_total", now, added),
+        "lost by": _worst(now.by("continuum:outcomes_total", "decision_outcome")),
+        "our hooks": [
+            _styled(f"{100 * busy:.2g} % of the time", "red" if busy > SLOW_HOOKS else "")
+        ],
+    }
 
 
-def _against_stock(added: Scrape) -> list[Fact]:
+def _against_stock(added: Scrape) -> Facts:
     """Of the prompts, what only we kept, and what stock vLLM would have kept too."""
     kept = added.by("continuum:tokens_against_stock_total", "kept")
     prompt = added.total("continuum:prompt_tokens_total")
     if not prompt or not kept or kept.get("unknown"):
         return []
     ours, too = (_percent(kept.get(of, 0.0) / prompt) for of in ("only_ours", "stock_too"))
-    return [(f"only ours {ours}", "green"), f"stock too {too}"]
+    return [f"[green]only ours {ours}[/]", f"stock too {too}"]
 
 
-def _gate(now: Scrape) -> Row | None:
-    """What the programs under way need and what there is; how many first turns wait for more. None
-    if it is off, or no program has come yet."""
+def _gate(now: Scrape) -> Facts:
+    """What the programs under way need and what there is; how many first turns wait for more.
+    Nothing if it is off, or no program has come yet."""
     under_way, held = now.total("continuum:working_set_programs"), now.total("continuum:gate_held")
     let_in = _most(now.by("continuum:gate_opened_total", "because"))
     if not (under_way or held or let_in):
-        return None
+        return []
     wanted = _share(now.total("continuum:working_set_blocks"), now.total("continuum:vram_blocks"))
     wants = f"want {_percent(wanted)} of VRAM a cycle"
-    why = (f"{reason} {num:,.0f}" for reason, num in let_in)
-    return _row("gate", f"{under_way:,.0f} under way", wants, f"{held:,.0f} held", *why)
+    why = (f"{name(reason)} {num:,.0f}" for reason, num in let_in)
+    return [f"{under_way:,.0f} under way", wants, f"{held:,.0f} held", *why]
 
 
-def _copies(kind: str, num_bytes: str, now: Scrape, added: Scrape) -> Row:
+def _copies(kind: str, num_bytes: str, now: Scrape, added: Scrape) -> Facts:
     """Copies in one direction. How many were not done counts from the server's start."""
     num = added.total(f"continuum:{kind}_seconds_count")
     mean_s = _share(added.total(f"continuum:{kind}_seconds_sum"), num)
     settled = now.by(f"continuum:{kind}s_total", "outcome")
     bad = sum(settled.values()) - settled.get("done", 0.0)
-    return _row(
-        f"{kind}s",
+    return [
         f"{now.total('continuum:transfers_in_flight', direction=kind):,.0f} in flight",
         f"{num / added.at:.3g}/s",
         _gb(added, num_bytes),
-        None if mean_s is None else f"{seconds(mean_s)} each",
-        (f"{bad:,.0f} not done", "red") if bad else None,
-    )
+        "" if mean_s is None else f"{seconds(mean_s)} each",
+        f"[red]{bad:,.0f} not done[/]" if bad else "",
+    ]
 
 
-def _worst(outcomes: Mapping[str, float]) -> list[Fact]:
+def _worst(outcomes: Mapping[str, float]) -> Facts:
     """The decisions since the start that cost something, the most frequent kind first."""
     if not (total := sum(outcomes.values())):
-        return [("no decision has shown yet what it was worth", "dim")]
+        return ["[dim]no decision has shown yet what it was worth[/]"]
     bad = [each for each in _most(outcomes) if each[0].partition("_")[2] in BAD_OUTCOMES]
     if not bad:
-        return [(f"nothing was lost by {total:,.0f} decisions", "green")]
-    said = [f"{name.replace('_', ' ', 1)} {_percent(num / total)}" for name, num in bad[:NUM_WORST]]
-    return [*said, f"of {total:,.0f} decisions"]
+        return [f"[green]nothing was lost by {total:,.0f} decisions[/]"]
+    worst = ((name(each).replace("_", " ", 1), num) for each, num in bad[:NUM_WORST])
+    return [
+        *(f"{each} {_percent(num / total)}" for each, num in worst),
+        f"of {total:,.0f} decisions",
+    ]
 
 
 def _most(counts: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -373,22 +341,30 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _per_s(added: Scrape, name: str, what: str) -> Fact:
-    return f"{num / added.at:.3g} {what}/s" if (num := added.total(name)) else None
+def _per_s(added: Scrape, metric: str, what: str) -> str:
+    return f"{num / added.at:.3g} {what}/s" if (num := added.total(metric)) else ""
 
 
-def _gb(added: Scrape, name: str) -> str:
-    return f"{added.total(name) / added.at / 1e9:.3g} GB/s"
+def _gb(added: Scrape, metric: str) -> str:
+    return f"{added.total(metric) / added.at / 1e9:.3g} GB/s"
 
 
-def _bar(*parts: tuple[float, str]) -> Text:
-    """A bar of shares of one whole, side by side; a share above 0 takes at least one character."""
-    bar, left = Text(), BAR
-    for share, style in parts:
+def _styled(text: str, style: str) -> str:
+    return f"[{style}]{text}[/]" if style else text
+
+
+def _named(part: Part) -> str:
+    return _styled(f"{part[0]} {_percent(part[1])}", part[2])
+
+
+def _bar(parts: Iterable[Part]) -> str:
+    """Shares of one whole, side by side; a share above 0 takes at least one character."""
+    bar, left = "", BAR
+    for _, share, style in parts:
         width = min(left, max(round(share * BAR), 1 if share > 0 else 0))
-        bar.append("█" * width, style)
+        bar += f"[{style}]{'█' * width}[/]"
         left -= width
-    return bar.append("░" * left, "dim")
+    return f"{bar}[dim]{'░' * left}[/]"
 
 
 def _percent(share: float | None) -> str:
