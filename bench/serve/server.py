@@ -171,7 +171,7 @@ class VllmServer:
         began = time.monotonic()
         command = self.options.command(self.model, self.port)
         with self.log.open("wb") as log:
-            log.write((" ".join(command) + "\n").encode())
+            log.write(os.fsencode(" ".join(command) + "\n"))
             log.flush()
             self._process = subprocess.Popen(
                 command,
