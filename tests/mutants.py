@@ -53,9 +53,16 @@ MUTANTS = (
     Mutant(
         "pins: a trial that failed gives up its blocks",
         "scheduler/room.py",
-        "                self._holds.restore(pin.hold)\n",
-        "                pass\n",
+        "                self._holds.restore(pin.hold)\n            self._hopeless = state\n",
+        "                pass\n            self._hopeless = state\n",
         "tests/vllm/test_pressure.py",
+    ),
+    Mutant(
+        "pins: those that freed too little end beside the one that sufficed",
+        "scheduler/room.py",
+        "                self._holds.restore(pin.hold)\n                spared.append(pin)\n",
+        "                pass\n",
+        "tests/unit/test_room.py",
     ),
     Mutant(
         "pins: a patient turn takes whatever it likes",

@@ -23,6 +23,12 @@ def test_agents_find_what_they_should(first: int) -> None:
             pytest.fail(f"seed {seed}: {report(trace, found)}", pytrace=False)
 
 
+@pytest.mark.parametrize("seed", [277, 543])
+def test_a_long_pin_does_not_take_short_ones_with_it(seed: int) -> None:
+    """Cheaper pins that freed too little by themselves ended beside the one that sufficed."""
+    assert not broken(draw(seed))
+
+
 def test_these_seeds_ask_for_something() -> None:
     """Else they prove nothing: each kind comes, and agents have much to find."""
     traces = [draw(seed) for seed in range(NUM_TRACES)]
