@@ -65,6 +65,13 @@ MUTANTS = (
         "tests/unit/test_room.py",
     ),
     Mutant(
+        "disk: who is done takes what others share",
+        "scheduler/tiers/disk_shelves.py",
+        "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",
+        "",
+        "tests/vllm/test_disk.py",
+    ),
+    Mutant(
         "pins: a patient turn takes whatever it likes",
         "scheduler/room.py",
         "        return self.worth_now(pin) <= self.price\n",
