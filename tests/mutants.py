@@ -53,9 +53,23 @@ MUTANTS = (
     Mutant(
         "pins: a trial that failed gives up its blocks",
         "scheduler/room.py",
-        "                self._holds.restore(pin.hold)\n",
-        "                pass\n",
+        "                self._holds.restore(pin.hold)\n            self._hopeless = state\n",
+        "                pass\n            self._hopeless = state\n",
         "tests/vllm/test_pressure.py",
+    ),
+    Mutant(
+        "pins: those that freed too little end beside the one that sufficed",
+        "scheduler/room.py",
+        "                self._holds.restore(pin.hold)\n                spared.append(pin)\n",
+        "                pass\n",
+        "tests/unit/test_room.py",
+    ),
+    Mutant(
+        "disk: who is done takes what others share",
+        "scheduler/tiers/disk_shelves.py",
+        "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",
+        "",
+        "tests/vllm/test_disk.py",
     ),
     Mutant(
         "pins: a patient turn takes whatever it likes",

@@ -150,7 +150,10 @@ class Room:
     def _try(
         self, attempt: Callable[[], T | None], need: int, own: Sequence[LivePin], claim: PinClaim
     ) -> tuple[list[LivePin], T | None]:
-        """Retry `attempt` without one pin more each time; return these pins and the last answer."""
+        """Retry `attempt` without one pin more each time; return these pins and the last answer.
+
+        The last of them may free so much that cheaper ones can stay.
+        """
         tried: list[LivePin] = []
         pins = self._pins.cheapest_first()
         others = ((pin, need) for pin in _takeable(pins, own, claim))
@@ -158,12 +161,27 @@ class Room:
             for pin, least_free in chain(others, ((pin, 0) for pin in own)):
                 self._holds.try_without(pin.hold)
                 tried.append(pin)
-                enough = self._pool.get_num_free_blocks() >= least_free
-                if enough and (answer := attempt()) is not None:
+                if self._pool.get_num_free_blocks() < least_free:
+                    continue
+                if spared := self._spare(tried[:-1], least_free):
+                    if (answer := attempt()) is not None:
+                        return [pin for pin in tried if pin not in spared], answer
+                    for pin in spared:
+                        self._holds.try_without(pin.hold)
+                if (answer := attempt()) is not None:
                     return tried, answer
         finally:
             pins.close()
         return tried, None
+
+    def _spare(self, tried: Sequence[LivePin], need: int) -> list[LivePin]:
+        """Put back those of the pins that `need` free blocks can do without, the dearest first."""
+        spared = []
+        for pin in reversed(tried):
+            if self._pool.get_num_free_blocks() - len(pin.hold) >= need:
+                self._holds.restore(pin.hold)
+                spared.append(pin)
+        return spared
 
 
 def _takeable(

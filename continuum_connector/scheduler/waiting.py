@@ -205,14 +205,8 @@ class ReadAhead:
                 yield request_id
 
     def _num_in_vram(self, request: Any) -> int:
-        """About how many tokens of the prompt VRAM has. A binary search does, because blocks leave
-        VRAM tail first, and vLLM looks exactly when it admits the turn."""
-        hashes = request.block_hashes
-        low, high = 0, len(hashes)
-        while low < high:
-            middle = (low + high) // 2
-            if self._pool.get_cached_block(hashes[middle], [0]) is None:
-                high = middle
-            else:
-                low = middle + 1
-        return low * self._size
+        """How many tokens of the prompt VRAM has, block by block as vLLM looks when it admits the
+        turn: a chain's tail, held by its store, may outlast the head."""
+        hashes, find = request.block_hashes, self._pool.get_cached_block
+        missing = (number for number, each in enumerate(hashes) if find(each, [0]) is None)
+        return next(missing, len(hashes)) * self._size

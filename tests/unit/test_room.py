@@ -110,6 +110,28 @@ def test_the_cheapest_give_way_and_no_more_than_needed(
     assert world.num_tries == 1, "an allocation that cannot fit yet is not tried"
 
 
+@pytest.mark.parametrize(
+    ("number", "ended"), [(10, ["a"]), (11, ["c", "a"]), (15, ["c", "b", "a"])]
+)
+def test_what_a_dear_pin_frees_spares_cheaper_ones(
+    world: World, number: int, ended: list[str]
+) -> None:
+    """Of those the dearest; else a long pin's end would cost every short one that is cheaper."""
+    for arrival, (program, size) in enumerate([("a", 10), ("b", 3), ("c", 2)]):
+        world.pin_finished(program, size, arrival)
+    world.run(5)
+    assert world.need(number)
+    assert world.ended == ended
+
+
+def test_who_needs_more_than_it_says_gets_what_was_to_be_spared(world: World) -> None:
+    for arrival, (program, size) in enumerate([("a", 10), ("b", 3), ("c", 2)]):
+        world.pin_finished(program, size, arrival)
+    world.run(5)
+    assert world.need(12, bound=10)
+    assert (world.ended, world.num_tries) == (["c", "b", "a"], 2)
+
+
 def test_a_turn_that_found_no_room_or_took_a_pin_for_it_is_told_of_and_a_wish_is_no_pin(
     world: World,
 ) -> None:

@@ -18,7 +18,7 @@ from bench.common.known_costs import know
 from continuum_connector.programs.lineage import NUM_CHAINS
 from continuum_connector.toolcalls.asked import UNREAD
 from tests.vllm.harness import Engine
-from tests.vllm.policy_traces import FIELDS, TOOLS, Trace, Turn, World, bursts, texts
+from tests.vllm.policy_traces import FIELDS, TOOLS, Text, Trace, Turn, World, bursts, texts
 from tests.vllm.tiering import BLOCK, on_disk, tiered
 
 # To compute a prompt is slow, to load it fast: whatever may come back is worth a store and a pin.
@@ -31,9 +31,10 @@ class Played:
     """A trace on one engine. `found`: of each turn, tokens of its prompts that were not computed.
     `programs`: of each turn, the key of its program as the client is told; "" on stock vLLM."""
 
-    def __init__(self, world: World, turns: Sequence[Turn], is_ours: bool = True) -> None:
-        self.world, self.turns = world, turns
-        self._said = texts(turns)
+    def __init__(
+        self, world: World, turns: Sequence[Turn], said: Sequence[Text], is_ours: bool = True
+    ) -> None:
+        self.world, self.turns, self._said = world, turns, said
         self.engine = self._ours() if is_ours else self._stock()
         self.engine.check = dict  # type: ignore[method-assign]  # books are for machine.py
         for together in bursts(turns):
@@ -109,22 +110,27 @@ class Case:
     # -- played on -----------------------------------------------------------------------
     @cached_property
     def stock(self) -> Played:
-        return Played(self.world, self.turns, is_ours=False)
+        return Played(self.world, self.turns, self.said, is_ours=False)
 
     @cached_property
     def ours(self) -> Played:
-        return Played(self.world, self.turns)
+        return Played(self.world, self.turns, self.said)
 
     @cached_property
     def nameless(self) -> Played:
         turns = [replace(turn, name=None) for turn in self.turns]
-        return Played(self.world, turns) if turns != list(self.turns) else self.ours
+        return self._played(turns)
 
     @cached_property
     def unsuspected(self) -> Played:
         """Ours, where the suspect asks the same, but says nothing about it."""
         turns = [replace(t, **FIELDS) if t.client == self.suspect else t for t in self.turns]
-        return Played(self.world, turns) if turns != list(self.turns) else self.ours
+        return self._played(turns)
+
+    def _played(self, turns: list[Turn]) -> Played:
+        """Ours, where they are said to be something else: the tokens stay the same."""
+        is_same = turns == list(self.turns)
+        return self.ours if is_same else Played(self.world, turns, self.said)
 
     # -- hindsight -----------------------------------------------------------------------
     def before(self, number: int) -> int | None:

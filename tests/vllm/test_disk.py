@@ -13,7 +13,7 @@ from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from continuum_connector.scheduler.tiers.writing import RETRY_S
 from continuum_connector.vllm import node
 from tests.vllm.fake_worker import OF_DISK, WriteOrder
-from tests.vllm.harness import Engine
+from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,
     RANKS,
@@ -663,6 +663,36 @@ def test_what_a_finished_program_left_is_not_written() -> None:
         park(engine)
         come_to_rest(engine)
     assert engine.worker.disk.num_written == 0
+
+
+def found_after_a_question(disk_slots: int, per_slot: int, **said: Any) -> int:
+    """Tokens that an agent finds after somebody who shares its system prompt asked a question with
+    those fields, and others filled VRAM, DRAM and the disk."""
+    engine = on_disk(60, 24, disk_slots // per_slot, per_slot=per_slot)
+    shared = prompt(160, seed=77)
+    turns: list[tuple[str, list[int], dict[str, Any]]] = [
+        ("a", shared + prompt(160, seed=1), {"program": "agent"}),
+        ("q", shared + prompt(20, seed=2), said),
+        *((name, prompt(320, seed=50 + n), {"program": name}) for n, name in enumerate("xy")),
+    ]
+    for name, tokens, more in turns:
+        run_turn(engine, name, tokens, **more)
+        park(engine)
+        come_to_rest(engine)
+    run_turn(engine, "b", engine.next_prompt("a", 20), program="agent")
+    return sum(engine.cached["b"])
+
+
+@pytest.mark.parametrize("program", ["question", "agent", None], ids=["other", "same-id", "nobody"])
+@pytest.mark.parametrize("per_slot", [1, 4])
+def test_a_shared_prompt_stays_on_disk_though_its_last_asker_is_done(
+    per_slot: int, program: str | None
+) -> None:
+    """Else what the agent has behind it would be kept, and be useless."""
+    for disk_slots in (44, 48, 56):
+        goes_on = found_after_a_question(disk_slots, per_slot, program=program)
+        is_over = found_after_a_question(disk_slots, per_slot, program=program, final=True)
+        assert is_over >= goes_on > 0
 
 
 def test_blocks_that_forks_share_are_written_once() -> None:

@@ -23,6 +23,13 @@ def test_agents_find_what_they_should(first: int) -> None:
             pytest.fail(f"seed {seed}: {report(trace, found)}", pytrace=False)
 
 
+@pytest.mark.parametrize("seed", [277, 543, 498])
+def test_traces_that_broke_a_rule_once(seed: int) -> None:
+    """277, 543: cheaper pins that freed too little ended beside the one that sufficed. 498: VRAM
+    had the tail of a chain, not its head, and the disk was not asked for what was between."""
+    assert not broken(draw(seed))
+
+
 def test_these_seeds_ask_for_something() -> None:
     """Else they prove nothing: each kind comes, and agents have much to find."""
     traces = [draw(seed) for seed in range(NUM_TRACES)]
