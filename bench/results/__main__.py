@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = teaching_parser("python -m bench.results", __doc__, TEACH)
     actions = parser.add_subparsers(dest="action")
     add = actions.add_parser("keep", help="results become a table that is published").add_argument
-    add("kind", help="which bench left them: demo, ab, agents, aiperf, paired, lab, week, storm")
+    add("kind", help="which bench left them: demo, ab, agents, aiperf, paired, lab, storm")
     add("name", help="of the table, in bench/results")
     add("paths", nargs="+", type=Path, help="its files or folders")
     add("--command", required=True, help="as it is to be repeated")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -92,17 +91,10 @@ def test_aiperfs_shares_are_told_by_pressure_the_best_arm_first(tmp_path: Path) 
     assert not found.is_simulated
 
 
-def storm_of(**server: Any) -> dict[str, Any]:
-    found = [{"what": "ledger", "verdict": "WRONG", "text": "a block is held"}]
-    servers = [{"statuses": {"400": 7, "hung up by us": 3, "200": 1500}, **server}]
-    return {"servers": servers, "findings": found, "versions": {"vllm": "1"}}
-
-
-@pytest.mark.parametrize("server", [{}, {"virtual_s": 9.0}])
-def test_a_storm_is_told_by_its_statuses_and_findings(
-    tmp_path: Path, server: dict[str, float]
-) -> None:
-    (tmp_path / "storm.json").write_text(json.dumps(storm_of(**server)))
+def test_a_storm_is_told_by_its_statuses_and_findings(tmp_path: Path) -> None:
+    said = {"statuses": {"400": 7, "hung up by us": 3, "200": 1500}}
+    said |= {"findings": [["ledger", "WRONG", "a block is held"]], "virtual_s": 9.0}
+    (tmp_path / "storm.json").write_text(json.dumps(said))
     found = READERS["storm"]([tmp_path / "storm.json"])
     assert found.rows == [
         ["ended with 200", None, "1,500"],
@@ -111,7 +103,7 @@ def test_a_storm_is_told_by_its_statuses_and_findings(
         ["ledger", "WRONG", "a block is held"],
     ]
     assert found.cited == {"requests": 1510.0, "wrong": 1.0}
-    assert found.is_simulated is bool(server)
+    assert found.is_simulated
 
 
 def test_keeping_a_table_anew_leaves_what_people_said_of_it(
