@@ -51,20 +51,13 @@ class Agents:
         await Driver(api, load, folder, on_turn).run()
 
 
-@dataclass(frozen=True)
-class Site:
-    """What a client must know of the servers that it will meet."""
-
-    model: Path
-    block_size: int
-
-
-def find_client(name: str, site: Site) -> Client:
-    """The client of this name; ClientError if there is none, or it is not installed."""
+def find_client(name: str, model: Path, block_size: int) -> Client:
+    """The client of this name for servers of that model and size of blocks; ClientError if there is
+    none, or it is not installed."""
     if name == "aiperf":
         from bench.serve.aiperf import Aiperf
 
-        return Aiperf.installed(site)
+        return Aiperf.installed(model, block_size)
     if name != "agents":
         raise ClientError(f"--client {name}: not known; there is agents and aiperf")
     return Agents()

@@ -133,22 +133,21 @@ def ab(
       continuum bench ab --client aiperf --workload claude-code:FILE,scale=16
     """
     from bench.serve import cli_ab
+    from bench.serve.ab import DISK
     from bench.serve.api import Patience
     from bench.serve.workloads import find_workload
 
     server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
     server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
-    chosen = cli_ab.Options(
-        arms=arms.split(","),
-        workload=find_workload(workload),
+    chosen = cli_ab.experiment(
+        arms=arms,
         dram=dram,
-        disk=disk_path,
         model=model,
-        vocab=vocab,
         server=server,
-        patience=Patience(timeout),
+        vocab=vocab,
         client=client,
-    ).experiment(
+        workload=find_workload(workload),
+        patience=Patience(timeout),
         arrivals=arrivals,
         duration_s=duration,
         programs=programs,
@@ -156,6 +155,7 @@ def ab(
         seed=seed,
         shims=shims,
         rivals=rivals or FOLDER,
+        disk=disk_path or DISK,
         disk_bytes=cli_ab.read_disk(disk),
     )
     loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
@@ -193,9 +193,9 @@ def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.
       continuum bench report runs/ab
       continuum bench report runs/jps-1 runs/jps-3 runs/jps-6 -o jps.html
     """
-    from bench.serve import cli_report
+    from bench.serve.page import write
 
-    path = cli_report.write(folders, out, title, base)
+    path = write(folders, out, title, base)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 

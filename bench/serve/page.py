@@ -21,6 +21,7 @@ from bench.serve.points import Point, Reported, read
 from bench.serve.results import Loaded
 from bench.serve.stats import MIN_REPEATS, Ratio
 from bench.serve.summary import BY_KEY
+from continuum_connector.tools.cli.server import CommandError
 
 BUSY = 2.0  # processes that want to run, per core: more is someone else's work
 MOST_NAMED = 4  # arms in the heading
@@ -41,6 +42,21 @@ th, td { text-align: right; padding: .25rem .4rem; border-bottom: 1px solid #888
 th:first-child, td:first-child { text-align: left; } td small { display: block; white-space: nowrap; }
 .ours, .best { font-weight: 700; } .bar { display: flex; height: .7rem; min-width: 9rem; }
 """  # noqa: E501
+
+
+def write(
+    folders: Sequence[Path], out: Path | None = None, title: str = "", base: str = ""
+) -> Path:
+    """Write the page, beside the first folder's runs unless told where; CommandError if it cannot.
+
+    `base`: the arm that the others are compared with; empty for plain vLLM.
+    """
+    text, path = page(folders, title, base), out or folders[0] / "report.html"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error}; give another -o FILE") from None
+    return path
 
 
 def page(folders: Sequence[Path], title: str = "", base: str = "") -> str:

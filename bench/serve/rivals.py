@@ -18,7 +18,7 @@ from pathlib import Path
 from bench.cache import CACHE
 from bench.cli import start, teaching_parser
 from bench.serve import package
-from bench.serve.server import ServerError, as_a_child, end_group, free_port
+from bench.serve.server import ServerError, end_group, free_port, spawn
 
 FOLDER = CACHE / "rivals"
 PACKAGES = (
@@ -98,15 +98,7 @@ class LmcacheServer:
 
     def __enter__(self) -> LmcacheServer:
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.env},
-                start_new_session=True,
-                preexec_fn=as_a_child,
-            )
+            self._process = spawn(self.command, log, env={**os.environ, **self.env})
         try:
             self._wait(time.monotonic() + self.start_timeout_s)
         except BaseException:

@@ -26,7 +26,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bench.cache import CACHE
 from bench.serve.metrics import Metrics, parse_metrics, total
@@ -173,16 +173,8 @@ class VllmServer:
         with self.log.open("wb") as log:
             log.write((" ".join(command) + "\n").encode())
             log.flush()
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.options.environment(),
-                cwd=self.log.parent,  # not in a checkout: `-m` imports from there first
-                start_new_session=True,
-                preexec_fn=as_a_child,
-            )
+            # Not in a checkout: `-m` imports from there first.
+            self._process = spawn(command, log, self.log.parent, self.options.environment())
         self._wait(began + self.options.start_timeout_s)
         self.start_s = time.monotonic() - began
 
@@ -281,6 +273,25 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def spawn(
+    command: Sequence[str],
+    log: BinaryIO,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process that leads its group and says everything to its log."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        cwd=cwd,
+        env=env,
+        start_new_session=True,
+        preexec_fn=as_a_child,
+    )
 
 
 def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:

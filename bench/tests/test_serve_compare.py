@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from bench.common.tables import mean
 from bench.serve import compare, results, stats, summary
 from bench.serve.commands import app
 from bench.serve.record import RunFolder
@@ -111,16 +112,16 @@ def samples(*values: float) -> list[dict[str, list[float]]]:
 
 
 def test_the_ratio_of_programs_that_are_all_twice_as_slow_is_certain() -> None:
-    ratio = stats.paired_ratio(samples(1, 5, 9) * 5, samples(2, 10, 18) * 5, stats.mean)
+    ratio = stats.paired_ratio(samples(1, 5, 9) * 5, samples(2, 10, 18) * 5, mean)
     assert (ratio.value, ratio.low, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
     assert not ratio.low <= 1 <= ratio.high
     assert str(ratio) == "2.00x [2.00..2.00]"
 
 
 def test_only_programs_that_both_have_are_compared() -> None:
-    ratio = stats.paired_ratio([{"a": [1.0], "b": [50.0]}], [{"a": [3.0]}], stats.mean)
+    ratio = stats.paired_ratio([{"a": [1.0], "b": [50.0]}], [{"a": [3.0]}], mean)
     assert (ratio.value, ratio.num_programs) == (pytest.approx(3.0), 1)
-    assert math.isnan(stats.paired_ratio([{"a": [1.0]}], [{}], stats.mean).value)
+    assert math.isnan(stats.paired_ratio([{"a": [1.0]}], [{}], mean).value)
 
 
 @pytest.mark.parametrize(("freedom", "wanted"), [(4, 2.7764), (9, 2.2622), (29, 2.0452)])
@@ -144,13 +145,13 @@ def test_the_interval_of_five_repeats_holds_the_true_ratio_as_often_as_it_says()
 def test_repeats_that_disagree_make_the_interval_wide_however_many_programs_each_has() -> None:
     base = samples(*[1.0] * 50) * 6
     other = [*samples(*[1.0] * 50), *samples(*[4.0] * 50)] * 3
-    ratio = stats.paired_ratio(base, other, stats.mean)
+    ratio = stats.paired_ratio(base, other, mean)
     assert ratio.value == pytest.approx(2.0)
     assert ratio.low < 1 < 4 < ratio.high
 
 
 def test_few_repeats_have_a_ratio_and_no_interval() -> None:
-    ratio = stats.paired_ratio(samples(1, 5) * 4, samples(2, 10) * 4, stats.mean)
+    ratio = stats.paired_ratio(samples(1, 5) * 4, samples(2, 10) * 4, mean)
     assert (str(ratio), ratio.num_repeats) == ("2.00x", 4)
 
 
@@ -177,8 +178,7 @@ def test_there_is_no_ratio_of_jct_where_one_arm_lost_more_programs(tmp_path: Pat
         for what in compare.COMPARED
     }
     assert (shown["jct_mean_s"], shown["jct_p95_s"], shown["ttft_mean_s"]) == ("-", "-", "0.50x")
-    mean = compare.COMPARED[0]
-    assert str(compare.ratio(found["ours"], found["alike"], mean)) == "2.00x"
+    assert str(compare.ratio(found["ours"], found["alike"], compare.COMPARED[0])) == "2.00x"
 
 
 def test_columns_group_repeats_and_keep_pressures_apart(tmp_path: Path) -> None:

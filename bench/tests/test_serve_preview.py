@@ -11,7 +11,7 @@ import pytest
 
 from bench.common.plans import Added
 from bench.serve import package, results, rivals
-from bench.serve.ab import Experiment, Watcher, run_all
+from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import CannotRunError, Place, ServerArm, Setup, find_arm
 from bench.serve.preview import START_STOP_S, preview
 from bench.serve.programs import Defaults, Uniform
@@ -53,7 +53,7 @@ def test_it_shows_the_command_that_the_runner_then_starts(
     told = shown(wanted, tmp_path / "out")
     with fake_server() as server:
         use(monkeypatch, server)
-        run_all({tmp_path / "out": wanted}, Watcher())
+        run_all({tmp_path / "out": wanted})
     (run,) = results.load(tmp_path / "out")
     line = shlex.split(part(told, "none-priority").splitlines()[-1])
     port = line.index("--port") + 1
@@ -151,7 +151,7 @@ def test_it_refuses_what_the_run_would_refuse(model: Path, tmp_path: Path) -> No
     short = experiment(model, "none", server=ServerOptions(max_model_len=107))
     for begin in (
         lambda: shown(short, tmp_path / "out"),
-        lambda: run_all({tmp_path / "out": short}, Watcher()),
+        lambda: run_all({tmp_path / "out": short}),
     ):
         with pytest.raises(ResultError, match=r"has 108 tokens .* takes 107; give --max-len 108"):
             begin()
