@@ -39,7 +39,3 @@ class Seen:
                 length += turn.answer.length
             self._lengths[key] = max(self._lengths.get(key, 0), length)
             before = (*before, span)
-
-    def forget(self) -> None:
-        """Other weights serve: nothing that was said is of use."""
-        self._lengths.clear()
