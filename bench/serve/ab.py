@@ -25,7 +25,7 @@ from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arms import CannotRunError, Place, ServerArm
 from bench.serve.arrivals import read_arrivals
-from bench.serve.clients import Agents, Client, ClientError
+from bench.serve.clients import Client, ClientError
 from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
 from bench.serve.load import Load
@@ -63,7 +63,7 @@ class Experiment:
     disk: Path = DISK  # folders of servers that use one go below it
     disk_bytes: int = 4 * 2**30
     patience: Patience = field(default_factory=Patience)
-    client: Client = field(default_factory=Agents)
+    client: Client = field(default_factory=Client)
 
     def load(self, arm: ServerArm, repeat: int) -> Load:
         """The load of one run."""

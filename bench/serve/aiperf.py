@@ -31,7 +31,7 @@ from bench.cache import CACHE
 from bench.cli import start, teaching_parser
 from bench.serve import weka
 from bench.serve.api import Api, ApiError
-from bench.serve.clients import ClientError, OnTurn
+from bench.serve.clients import Client, ClientError, OnTurn
 from bench.serve.load import Load
 from bench.serve.record import RunFolder
 from bench.serve.results import Program, Turn
@@ -82,7 +82,7 @@ class _Record(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Aiperf:
+class Aiperf(Client):
     """Plays loads with the aiperf of a virtual environment."""
 
     model: Path  # of the servers that it will meet, for its tokenizer

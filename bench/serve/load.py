@@ -11,13 +11,14 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from bench.common.plans import ProgramPlan
 from bench.serve.api import Answer, Api, ApiError
 from bench.serve.arrivals import Arrivals
 from bench.serve.programs import Source
-from bench.serve.results import Program, Run, Turn
+from bench.serve.record import RunFolder
+from bench.serve.results import Loaded, Program, Turn
 from bench.serve.token_ids import Tokens
 
 LAG_EVERY_S = 0.1
@@ -49,23 +50,15 @@ class Load:
         return min(known) if known else None
 
 
-class Book(Protocol):
-    """Who writes down what happens: a RunFolder, or results.Loaded in memory."""
-
-    run: Run
-
-    def turn(self, turn: Turn) -> None:
-        """A turn ended."""
-
-    def program(self, program: Program) -> None:
-        """A program ended."""
-
-
 class Driver:
-    """Runs a load against a server and writes what happens into a book."""
+    """Runs a load against a server and writes down what happens."""
 
     def __init__(
-        self, api: Api, load: Load, folder: Book, on_turn: Callable[[Turn], None] | None = None
+        self,
+        api: Api,
+        load: Load,
+        folder: RunFolder | Loaded,
+        on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
         self._api = api
         self._load = load

@@ -14,7 +14,7 @@ from bench.common.plans import Added
 from bench.serve.aiperf import Aiperf
 from bench.serve.api import Api, ApiError, Patience
 from bench.serve.arrivals import Arrivals
-from bench.serve.clients import Agents, ClientError, find_client
+from bench.serve.clients import Client, ClientError, find_client
 from bench.serve.load import Load
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.record import RunFolder
@@ -163,4 +163,4 @@ def test_a_load_that_aiperf_cannot_play_is_refused_before_a_server_starts(home: 
 
 def test_runs_of_two_clients_do_not_share_a_folder(home: Path) -> None:
     assert client(home).settings() == {"client": "aiperf 0.13.0"}
-    assert find_client("agents", home, 32) == Agents()
+    assert find_client("agents", home, 32) == Client()
