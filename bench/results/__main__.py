@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.cli import start, teaching_parser
 from bench.markers import rewrite
-from bench.results import kept, page, picture
+from bench.results import kept, page
 from bench.sim.provenance import versions
 
 RESULTS = page.ROOT / "docs" / "results.md"
@@ -19,7 +19,7 @@ WHO = ("vllm", "continuum-connector", "python")  # of what is installed, where a
 
 TEACH = """\
 examples
-  python -m bench.results                       both pages and the picture, of what is kept
+  python -m bench.results                       both pages, of what is kept
   python -m bench.results keep demo agents runs/demo-1 runs/demo-2 \\
       --command "make demo" --commit 1a2b3c4 --machine "2-core x86-64 VM"
 """
@@ -70,11 +70,10 @@ def keep(options: argparse.Namespace) -> None:
 
 
 def write() -> None:
-    """Both pages and the picture, of what is kept."""
+    """Both pages, of what is kept."""
     tables = kept.read_all()
     rewrite(RESULTS, {page.TABLES: page.results(tables)})
     rewrite(README, {MARKER: page.front(tables)})
-    picture.PATH.write_text(picture.picture(tables["gpu"]))
 
 
 if __name__ == "__main__":

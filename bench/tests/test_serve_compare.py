@@ -124,11 +124,6 @@ def test_only_programs_that_both_have_are_compared() -> None:
     assert math.isnan(stats.paired_ratio([{"a": [1.0]}], [{}], mean).value)
 
 
-@pytest.mark.parametrize(("freedom", "wanted"), [(4, 2.7764), (9, 2.2622), (29, 2.0452)])
-def test_the_t_quantile_is_that_of_the_tables(freedom: int, wanted: float) -> None:
-    assert stats.t_quantile(freedom) == pytest.approx(wanted, rel=1e-3)
-
-
 def test_the_interval_of_five_repeats_holds_the_true_ratio_as_often_as_it_says() -> None:
     """Repeats differ (machine and load), and programs within them; 1,000 experiments."""
     rng, true, num = np.random.default_rng(1), 0.8, 30
@@ -179,15 +174,6 @@ def test_there_is_no_ratio_of_jct_where_one_arm_lost_more_programs(tmp_path: Pat
     }
     assert (shown["jct_mean_s"], shown["jct_p95_s"], shown["ttft_mean_s"]) == ("-", "-", "0.50x")
     assert str(compare.ratio(found["ours"], found["alike"], compare.COMPARED[0])) == "2.00x"
-
-
-def test_columns_group_repeats_and_keep_pressures_apart(tmp_path: Path) -> None:
-    for repeat in range(2):
-        for pressure in (1, 2):
-            dram = Dram(bytes=10, live_bytes=10 * pressure)
-            write(tmp_path / str(pressure), "none", repeat, dram=dram)
-    runs = [*results.load(tmp_path / "1"), *results.load(tmp_path / "2")]
-    assert [sorted(column.runs) for column in compare.columns(runs)] == [[0, 1], [0, 1]]
 
 
 def test_arms_are_compared_and_their_answers_checked(tmp_path: Path) -> None:

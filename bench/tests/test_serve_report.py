@@ -36,9 +36,6 @@ def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: 
     reader = read(text)
     for arm in FACTORS:
         assert reader.words.count(arm) >= 5, arm  # overviews, and a table for each point
-
-
-def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
     assert elsewhere(text) == set()
 
 
