@@ -148,7 +148,7 @@ class Aiperf(Client):
         line += ["--tokenizer", str(self.model.absolute()), "--use-server-token-count"]
         line += ["--concurrency", str(load.arrivals.at_once)]
         line += ["--random-seed", str(load.tokens.seed), "--artifact-dir", str(out)]
-        line += ["--extra-inputs", json.dumps({"ignore_eos": True, "temperature": 0, **load.extra})]
+        line += ["--extra-inputs", json.dumps({"ignore_eos": True, "temperature": 0})]
         line += ["--request-timeout-seconds", str(api.patience.timeout_s), "--ui", "none"]
         line += ["--workers-max", "2", "--record-processors", "1"]
         line += ["--no-gpu-telemetry", "--no-server-metrics"]

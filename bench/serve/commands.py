@@ -42,12 +42,9 @@ def agents(
     model: o.ModelName = "",
     vocab: o.VocabOfModel = "",
     timeout: o.Timeout = 600.0,
-    retries: o.Retries = 2,
     warm_up: o.WarmUp = 4,
     hints: o.Hints = True,
-    priority: o.Priority = False,
     reset: o.Reset = False,
-    extra: o.Extra = "",
     api_key: o.ApiKey = "",
 ) -> None:
     """Put multi-turn agents on a running server and measure.
@@ -72,16 +69,15 @@ def agents(
     from bench.serve.session import Manner
     from bench.serve.workloads import find_workload
 
-    chosen, added = find_workload(workload), cli_agents.read_object(extra)
+    chosen = find_workload(workload)
     tokens = cli_agents.read_vocab(vocab, seed) if vocab else None
     seconds = duration or chosen.defaults.duration_s
     most = programs or chosen.defaults.programs
     times = read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most)
     name = cli_agents.find_model(url, api_key, model)
     tokens = tokens or cli_agents.known_ids(url, api_key, name, seed)
-    load = Load(chosen, times, tokens, name, seconds, most, hints, priority, added)
-    patience = Patience(timeout, retries)
-    manner = Manner(patience, warm_up, reset=reset, api_key=api_key)
+    load = Load(chosen, times, tokens, name, seconds, most, hints)
+    manner = Manner(Patience(timeout), warm_up, reset=reset, api_key=api_key)
     _end(cli_agents.run(url, load, manner, out or _folder("agents")))
 
 
@@ -181,7 +177,7 @@ def compare(first: o.Result, second: o.Result) -> None:
 
 
 @app.command()
-def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.Base = "") -> None:
+def report(folders: o.Results, out: o.Page = None) -> None:
     """Write one HTML file about a result folder, in tables.
 
     `bench ab` does it by itself at its end. Several folders that differ in nothing but their
@@ -195,7 +191,7 @@ def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.
     """
     from bench.serve.page import write
 
-    path = write(folders, out, title, base)
+    path = write(folders, out)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 

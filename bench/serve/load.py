@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bench.common.plans import ProgramPlan
@@ -37,7 +37,6 @@ class Load:
     programs: int = 0  # at most; 0: no bound but time
     hints: bool = True  # program name and last turn, in `vllm_xargs`
     priority: bool = False  # the program's number as vLLM's request priority
-    extra: dict[str, Any] = field(default_factory=dict)  # into every request
 
     def plan(self, number: int) -> ProgramPlan:
         """Program `number`."""
@@ -204,7 +203,7 @@ class _Run:
             body["vllm_xargs"] = {"job_id": self.plan.name, "is_last_step": int(last)}
         if load.priority:
             body["priority"] = self._number
-        return body | load.extra
+        return body
 
     def _write(self, index: int, start_s: float, answer: Answer) -> None:
         wanted = self.plan.turns[index].answer.length
@@ -245,7 +244,7 @@ async def warm_up(api: Api, load: Load, programs: int) -> None:
         plan = load.workload.program(number, tokens.seed)
         turn = plan.turns[0]
         body = {"model": load.model, "prompt": tokens.of_turn(plan, 0), "temperature": 0.0}
-        body |= {"max_tokens": turn.answer.length, "ignore_eos": True, **load.extra}
+        body |= {"max_tokens": turn.answer.length, "ignore_eos": True}
         answer = await api.complete(body)
         if answer.error:
             raise ApiError(answer.error, again=False)

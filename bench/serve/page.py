@@ -44,14 +44,12 @@ th:first-child, td:first-child { text-align: left; } td small { display: block; 
 """  # noqa: E501
 
 
-def write(
-    folders: Sequence[Path], out: Path | None = None, title: str = "", base: str = ""
-) -> Path:
+def write(folders: Sequence[Path], out: Path | None = None, base: str = "") -> Path:
     """Write the page, beside the first folder's runs unless told where; CommandError if it cannot.
 
     `base`: the arm that the others are compared with; empty for plain vLLM.
     """
-    text, path = page(folders, title, base), out or folders[0] / "report.html"
+    text, path = page(folders, base), out or folders[0] / "report.html"
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -59,16 +57,16 @@ def write(
     return path
 
 
-def page(folders: Sequence[Path], title: str = "", base: str = "") -> str:
+def page(folders: Sequence[Path], base: str = "") -> str:
     """The page of result folders. ResultError where they hold nothing, or nothing that belongs
     together."""
-    return page_of(read(folders, base), title)
+    return page_of(read(folders, base))
 
 
-def page_of(reported: Reported, title: str = "", where: str = "on real servers") -> str:
+def page_of(reported: Reported, where: str = "on real servers") -> str:
     """The whole page. `where`: the arms ran."""
     arms = list(dict.fromkeys(arm for point in reported.points for arm in point.arms))
-    heading = escape(title or _heading(arms, where))
+    heading = escape(_heading(arms, where))
     body = [f"<h1>{heading}</h1>", _list(cautions(reported)), _list(_unfinished(reported.runs))]
     if not reported.points:
         body.append(f"<p>{NOTHING}</p>")

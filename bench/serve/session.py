@@ -88,7 +88,7 @@ async def _forget(api: Api, patience: Patience) -> None:
 async def _one_more_step(api: Api, load: Load) -> None:
     """A connector's last counters come with it."""
     body = {"model": load.model, "prompt": [load.tokens.low], "max_tokens": 1, "temperature": 0.0}
-    await api.complete(body | load.extra)
+    await api.complete(body)
 
 
 @contextlib.contextmanager

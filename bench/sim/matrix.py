@@ -16,7 +16,7 @@ import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is imported
@@ -84,12 +84,9 @@ def ran(parser: argparse.ArgumentParser, said: argparse.Namespace, matrix: Matri
 def main(arguments: Sequence[str]) -> int:
     """Run what is missing, then print or write the page; returns the exit code."""
     parser = options("matrix", __doc__)
-    parser.add_argument("--fast", action="store_true", help="only the cells that a test runs")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     said = parser.parse_args(arguments)
     matrix = load_matrix()
-    if said.fast:
-        matrix = replace(matrix, cells=tuple(cell for cell in matrix.cells if cell.fast))
     these = ran(parser, said, matrix)
     found = judge(these.cells, these.results, these.asked)
     seeds = _seed_words(matrix, these.seeds)

@@ -237,7 +237,6 @@ def test_agents_and_compare_from_the_command_line(tmp_path: Path) -> None:
         (["--workload", "nothing"], "not known"),
         (["--arrivals", "often"], "poisson:RATE"),
         (["--vocab", "9"], "LOW:HIGH"),
-        (["--extra", "[]"], "JSON object"),
         ([], "is the server up"),
     ],
 )
