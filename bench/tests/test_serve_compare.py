@@ -17,74 +17,39 @@ from bench.common.tables import mean
 from bench.serve import compare, results, stats, summary
 from bench.serve.commands import app
 from bench.serve.record import RunFolder
-from bench.serve.results import Dram, Program, ResultError, Run, Turn
-from bench.tests.ab_results import experiment
+from bench.serve.results import ResultError, Run, Turn
+from bench.tests.ab_results import experiment, measured, run_of
 from bench.tests.fake_server import fake_server
 from continuum_connector.tools.cli import bench as find_bench
 from continuum_connector.tools.cli.app import app as continuum
 
-PROM = 'vllm:prompt_tokens_by_source_total{{source="local_compute",engine="0"}} {}\n'
-
 
 def write(
-    root: Path,
-    arm: str,
-    repeat: int,
-    slower: float = 1.0,
-    answer: int = 7,
-    programs: int = 4,
-    failed: int = 0,
-    **run: Any,
+    root: Path, arm: str, repeat: int, slower: float = 1.0, pressure: float = 0.0, **more: int
 ) -> Path:
-    """A run of programs of two turns, `slower` times as long as in the first arm.
-
-    Its last `failed` programs fail at their end.
-    """
-    folder = root / results.RUNS / f"{arm}-{repeat}"
-    with RunFolder(folder, Run(name=folder.name, arm=arm, title=arm, repeat=repeat, **run)) as out:
-        out.before(PROM.format(100))
-        for number in range(programs):
-            name = f"p{number}"
-            seconds = (1 + number + 10 * repeat) * slower
-            for index in range(2):
-                out.turn(
-                    Turn(
-                        program=name,
-                        turn=index,
-                        start_s=0.0,
-                        latency_s=seconds,
-                        ttft_s=seconds / 2,
-                        tpot_s=0.1 * slower,
-                        answer=[answer],
-                    )
-                )
-            program = {"arrival_s": 0.0, "start_s": 0.0, "turns": 2, "planned_turns": 2}
-            error = "timeout" if number >= programs - failed else ""
-            out.program(Program(program=name, jct_s=seconds, error=error, **program))
-        out.after(PROM.format(100 + 50 * slower))
-        out.close("done")
-    return folder
+    """A run `slower` times as long as in the first arm."""
+    return measured(root, run_of(arm, pressure, repeat), slower, **more)
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    write(tmp_path, "none", 0, dram=Dram(bytes=10, live_bytes=20))
+    write(tmp_path, "none", 0, pressure=2.0)
     (run,) = results.load(tmp_path)
     assert run.run.state == "done"
     assert run.run.dram is not None
     assert run.run.dram.pressure == 2.0
-    assert (len(run.turns), len(run.programs)) == (8, 4)
+    assert (len(run.turns), len(run.programs)) == (15, 5)
     figures = summary.summarize(run)
-    assert figures["jct_mean_s"] == 2.5
-    assert figures["jct_p95_s"] == 4.0
-    assert figures["computed_tokens"] == 50
-    assert figures["programs"] == 4
+    assert figures["jct_mean_s"] == 9.0
+    assert figures["jct_p95_s"] == 15.0
+    assert figures["computed_tokens"] == 15_000
+    assert figures["programs"] == 5
 
 
 def test_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     folder = write(tmp_path, "none", 0)
     path = folder / results.TURNS
     path.write_bytes(path.read_bytes()[:-9])
-    assert len(results.load_run(folder).turns) == 7
+    assert len(results.load_run(folder).turns) == 14
 
 
 def test_a_broken_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
@@ -183,11 +148,11 @@ def test_arms_are_compared_and_their_answers_checked(tmp_path: Path) -> None:
     base, ours = compare.columns(results.load(tmp_path))
     by_key = {what.key: compare.ratio(base, ours, what) for what in compare.COMPARED}
     assert [ratio.value for ratio in by_key.values()] == pytest.approx([0.5] * len(by_key))
-    assert by_key["jct_mean_s"].num_programs == 8
+    assert by_key["jct_mean_s"].num_programs == 10
     same = compare.sameness(base, ours)
-    assert (same.same, same.of) == (8, 16)
-    assert str(same) == "NO (8/16; first p0 turn 1 repeat 2)"
-    assert str(compare.sameness(base, base)) == "yes (16/16)"
+    assert (same.same, same.of) == (15, 30)
+    assert str(same) == "NO (15/30; first p0 turn 1 repeat 2)"
+    assert str(compare.sameness(base, base)) == "yes (30/30)"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,12 @@ from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
 from bench.tests.fake_server import fake_server
-from bench.tests.test_serve_ab import use
+from bench.tests.test_serve_ab import KV_BYTES, model, use  # a fixture
 from bench.tests.test_serve_arms import install
 
+__all__ = ["model"]
 TURNS = (Added(60, 4), Added(40, 4, gap_s=2.0))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    config = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 64}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
@@ -67,7 +58,7 @@ def test_each_pressure_is_shown_and_an_arm_that_cannot_run_is_not_counted(
     arms = ("none", "continuum", "simple")
     told = shown(experiment(model, *arms, pressures=(1.0, 4.0), repeats=2), tmp_path / "out")
     assert "Runs: 6, 0 of them done" in told
-    live = 3 * (60 + 4 + 40 + 4) * 2 * 2 * 8 * 8 * 4
+    live = 3 * (60 + 4 + 40 + 4) * KV_BYTES
     assert f'"dram_bytes": {live}' in told
     assert f'"dram_bytes": {live // 4}' in told
     assert "simple cannot run: SimpleCPUOffloadConnector copies with CUDA" in told
