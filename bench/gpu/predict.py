@@ -60,7 +60,7 @@ def _rates(gpu: str, size: Size, arm: str) -> dict[str, dict[str, float]]:
         window_s = 4 * size.programs / rate + 60  # long enough for so many to arrive
         load = at_rate("eight_turns", {"rate": float(rate), "window_s": window_s}, SEED)
         load = replace(load, programs=load.programs[: size.programs])
-        record = Lab(on, ARMS[IN_LAB[arm]], load).play(lambda share: None)
+        record = Lab(on, ARMS[IN_LAB[arm]], load).play()
         print(f"{gpu} {size.programs} programs, {rate}/s, {arm}: {_jct(record)}", flush=True)
         told[str(rate)] = _figures(record)
     return told

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.common.plans import ProgramPlan, Workload
@@ -152,11 +152,9 @@ class Lab:
         return max(turn.gap_s, turn.at_s - now)
 
     # -- the run -----------------------------------------------------------------------
-    def play(self, progress: Callable[[float], None] | None = None) -> RunRecord:
-        """Run until every program is answered. `progress` gets the share of turns done.
-
-        Raises StuckError, naming who waits, if nothing ends for an hour.
-        """
+    def play(self) -> RunRecord:
+        """Run until every program is answered. Raises StuckError, naming who waits, if nothing ends
+        for an hour."""
         began, last_end = time.perf_counter(), 0.0
         total = sum(len(plan.turns) for plan in self._workload.programs)
         while len(self.turns) < total:
@@ -167,8 +165,6 @@ class Lab:
             for finished in self.engine.step(self._wake):
                 last_end = finished.at
                 self._answered(finished)
-                if progress is not None:
-                    progress(len(self.turns) / total)
             if self.clock.now > last_end + STUCK_S and self._sent:
                 raise StuckError(f"{self._arm.name}: nothing ends; waiting: {sorted(self._sent)}")
         return self._record(time.perf_counter() - began)

@@ -30,7 +30,6 @@ from bench.sim.hardware import MODELS
 from bench.sim.job import Job, Result
 from bench.sim.matrix_page import Origin, page
 from bench.sim.pair import FIRST_TTFT
-from bench.sim.pool import Tell
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, percentile, verdict
@@ -150,13 +149,13 @@ def refusal(one: Job) -> str:
     return ARMS[one.arm].refuses(MODELS[str(model)]) if model else ""
 
 
-def play(one: Job, tell: Tell) -> RunRecord:
+def play(one: Job) -> RunRecord:
     """Play a job of the matrix."""
     from bench.sim.arms import ARMS
     from bench.sim.lab import Lab
 
     made = scene(cell_of(one.params), one.seed)
-    record = Lab(made.machine, ARMS[one.arm], made.workload).play(tell)
+    record = Lab(made.machine, ARMS[one.arm], made.workload).play()
     in_engine = sum(turn.finished - turn.arrived for turn in record.turns)
     first = [turn.first_token - turn.arrived for turn in record.turns if not turn.index]
     extra = {**record.extra, "served_s": in_engine / len(record.jct_s)}
