@@ -175,7 +175,11 @@ class VllmServer:
             log.flush()
             # Not in a checkout: `-m` imports from there first.
             self._process = spawn(command, log, self.log.parent, self.options.environment())
-        self._wait(began + self.options.start_timeout_s)
+        try:
+            wait_for(self._process, self.url + "/health", self.options.start_timeout_s)
+        except ServerError as error:
+            why = f"{self.name} {error}. {self.cause()}".rstrip()
+            raise ServerError(f"{why}\nLog: {self.log}\n{self.log_tail()}") from None
         self.start_s = time.monotonic() - began
 
     def stop(self, grace_s: float = 15.0) -> None:
@@ -244,23 +248,6 @@ class VllmServer:
             raise ServerError(f"{self.name} is not running")
         return self._process
 
-    def _wait(self, deadline: float) -> None:
-        process = self._running()
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise ServerError(
-                    f"{self.name} ended with status {process.returncode} while starting. "
-                    f"{self.cause()}\nLog: {self.log}\n{self.log_tail()}"
-                )
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                self.get("/health", timeout_s=2.0)
-                return
-            time.sleep(0.2)
-        raise ServerError(
-            f"{self.name} did not answer within {self.options.start_timeout_s:.0f} s. "
-            f"Log: {self.log}\n{self.log_tail()}"
-        )
-
     def cause(self) -> str:
         """The first error in the log: vLLM repeats its wrapper's errors many lines below it."""
         text = self.log.read_text(errors="replace")
@@ -292,6 +279,19 @@ def spawn(
         start_new_session=True,
         preexec_fn=as_a_child,
     )
+
+
+def wait_for(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> None:
+    """Until it answers; ServerError if it ends before, or takes longer."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"ended with status {process.returncode} while starting")
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            urllib.request.urlopen(url, timeout=2.0)
+            return
+        time.sleep(0.2)
+    raise ServerError(f"did not answer within {timeout_s:.0f} s")
 
 
 def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:

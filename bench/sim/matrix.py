@@ -28,7 +28,7 @@ from bench.sim import runner
 from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
 from bench.sim.hardware import MODELS
 from bench.sim.job import Job, Result
-from bench.sim.matrix_page import Origin, page
+from bench.sim.matrix_page import origin, page
 from bench.sim.pair import FIRST_TTFT
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
@@ -89,8 +89,8 @@ def main(arguments: Sequence[str]) -> int:
     these = ran(parser, said, matrix)
     found = judge(these.cells, these.results, these.asked)
     seeds = _seed_words(matrix, these.seeds)
-    origin = Origin(these.command, seeds, tuple(these.arms), code_mark(), versions())
-    text = page(found, origin, len(these.cells) - len(found))
+    source = origin(these.command, seeds, these.arms, code_mark(), versions())
+    text = page(found, source, len(these.cells) - len(found))
     if said.write:
         PAGE.write_text(text)
     else:

@@ -2,7 +2,7 @@
 
 Kept of each run: every total, every program's completion time, and every turn as an array of
 eight numbers (result.TurnRecord), times to 0.1 ms: some 50 bytes a turn, 0.1 MB for 255 programs
-of eight turns. Without `keep_turns` only totals and completion times are.
+of eight turns. Of `play_without_turns` only totals and completion times are.
 """
 
 from __future__ import annotations
