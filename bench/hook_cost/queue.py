@@ -2,8 +2,8 @@
 
 Turns end and are replaced in nearly every step, so that the queue moves, pins begin, and DRAM,
 which is full, makes room. Either every waiting turn is a program of its own, or all are turns of
-one. A connector that does nothing runs in the place of ours as well. Clock and order of steps as in
-paired.py. Run from the repository root:
+one. vLLM's own connectors, and one that does nothing, run in the place of ours as well. Clock and
+order of steps as in paired.py. Run from the repository root:
 
     python -m bench.hook_cost.queue
 """
@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.cli import many, start
 from bench.hook_cost.arms import NOTHING, build_arms, interleave, options, progress
+from bench.hook_cost.rivals import RIVALS
 
 PROGRAMS = {"distinct": "program{}".format, "one": lambda number: "one"}
 
@@ -62,7 +63,7 @@ def row(result: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = options("queue", __doc__, (NOTHING,), warmup=100)
+    parser = options("queue", __doc__, (NOTHING, *RIVALS), warmup=100)
     parser.add_argument(
         "--waiting", type=many, nargs="+", default=[0, 1000, 8000, 30_000], help="waiting turns"
     )
