@@ -55,17 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
         print(f"this machine is busy (load {load:.1f} on {cores} cores): times will vary")
-    asked = cli_ab.Options(
-        arms=options.arms.split(","),
-        workload=work,
+    asked = cli_ab.experiment(
+        arms=options.arms,
         dram=options.dram,
-        disk=None,
         model=None,
-        vocab="",
         server=ServerOptions(num_blocks=blocks, block_size=BLOCK_SIZE),
+        workload=work,
         patience=ONE_TRY,
+        seed=options.seed,
     )
-    state = cli_ab.run({options.out: asked.experiment(seed=options.seed)})
+    state = cli_ab.run({options.out: asked})
     return STOPPED if state == "interrupted" else verdict(options.out)
 
 

@@ -85,15 +85,13 @@ class ProgramPlan:
     """One program. It begins at `arrival_s`, or `arrival_s` after the end of turn `after[1]` of
     program `after[0]`. `says_final`: whether it tells the server which turn is its last;
     `says_tools`: whether the server knows which tools it called; `says_program`: whether it names
-    itself at all. `batch`: of the rollouts' batches the one it is of, which it begins `arrival_s`
-    after."""
+    itself at all."""
 
     name: str
     turns: tuple[TurnPlan, ...]
     arrival_s: float = 0.0
     after: tuple[str, int] | None = None
     parent: str = ""
-    batch: int = 0
     says_final: bool = True
     says_tools: bool = True
     says_program: bool = True
@@ -116,17 +114,11 @@ class ProgramPlan:
 
 @dataclass(frozen=True)
 class Workload:
-    """Programs, and where they come from. `note`: what was scaled or made up. `overlap`: a batch of
-    rollouts begins when all of the one before have ended but this share."""
+    """Programs, and where they come from. `note`: what was scaled or made up."""
 
     name: str
     programs: tuple[ProgramPlan, ...]
     note: str = ""
-    overlap: float = 0.0
-
-    @property
-    def has_batches(self) -> bool:
-        return any(program.batch for program in self.programs)
 
     @property
     def num_tokens(self) -> int:

@@ -6,22 +6,25 @@ was found.
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench.common.tables import mean, quantile
-from bench.gpu.steps import BLOCKS, DRAM, SIZES, Size
-from bench.sim.pool import environment
+from bench.gpu.steps import BLOCKS, DRAM, SIZES
+from bench.sim.job import Job
+from bench.sim.pool import Pool
 from bench.sim.result import RunRecord
 from continuum_connector.sizes import parse_bytes
+from continuum_connector.tools.cli.ending import ToldError
 
 PREDICTED = Path(__file__).with_name("predicted.json")
 SEED = 42
+KEYS = ("gpu", "arm", "programs", "rate")  # of a job's parameters
 IN_LAB = {
     "none": "stock",
     "none-priority": "stock+order",
@@ -34,36 +37,40 @@ IN_LAB = {
 
 def predict(gpus: str) -> Path:
     """Play every arm of every plan on these GPUs and write it down; minutes of a core."""
-    told: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "gpus": {}}
-    with environment(), ProcessPoolExecutor(1, get_context("spawn")) as lab:
-        for gpu in gpus.split(","):
-            told["gpus"][gpu] = {
-                str(size.programs): {
-                    arm: lab.submit(_rates, gpu, size, arm).result() for arm in size.arms
-                }
-                for size in SIZES
-            }
-    PREDICTED.write_text(json.dumps(told, indent=1) + "\n")
+    told: dict[str, Any] = {}
+    with Pool(play, 1) as lab:
+        for result in lab.play_all([*_jobs(gpus.split(","))]):
+            if result.record is None:
+                raise ToldError(f"{result.job}: {result.error}")
+            gpu, arm, programs, rate = (str(result.job.params[key]) for key in KEYS)
+            print(f"{gpu} {programs} programs, {rate}/s, {arm}: done", flush=True)
+            of_arm = told.setdefault(gpu, {}).setdefault(programs, {}).setdefault(arm, {})
+            of_arm[rate] = _figures(result.record)
+    said = {"date": time.strftime("%Y-%m-%d"), "gpus": told}
+    PREDICTED.write_text(json.dumps(said, indent=1) + "\n")
     return PREDICTED
 
 
-def _rates(gpu: str, size: Size, arm: str) -> dict[str, dict[str, float]]:
-    """By rate: mean and P95 JCT, first tokens of first turns, T8/T1."""
+def _jobs(gpus: Sequence[str]) -> Iterator[Job]:
+    for gpu, size in itertools.product(gpus, SIZES):
+        for arm, rate in itertools.product(size.arms, size.rates):
+            params = dict(zip(KEYS, (gpu, arm, size.programs, rate), strict=True))
+            yield Job(IN_LAB[arm], "eight_turns", params, seed=SEED)
+
+
+def play(job: Job) -> RunRecord:
+    """As many programs as the plan has, on its machine."""
     from bench.sim.arms import ARMS
     from bench.sim.hardware import machine
     from bench.sim.lab import Lab
     from bench.sim.workloads.registry import at_rate
 
-    on = machine(gpu, kv_tokens=(BLOCKS - 1) * 16, block_size=16, dram_gb=parse_bytes(DRAM) / 1e9)
-    told = {}
-    for rate in size.rates:
-        window_s = 4 * size.programs / rate + 60  # long enough for so many to arrive
-        load = at_rate("eight_turns", {"rate": float(rate), "window_s": window_s}, SEED)
-        load = replace(load, programs=load.programs[: size.programs])
-        record = Lab(on, ARMS[IN_LAB[arm]], load).play(lambda share: None)
-        print(f"{gpu} {size.programs} programs, {rate}/s, {arm}: {_jct(record)}", flush=True)
-        told[str(rate)] = _figures(record)
-    return told
+    gpu, _, programs, rate = (job.params[key] for key in KEYS)
+    dram_gb = parse_bytes(DRAM) / 1e9
+    on = machine(str(gpu), kv_tokens=(BLOCKS - 1) * 16, block_size=16, dram_gb=dram_gb)
+    window_s = 4 * programs / rate + 60  # long enough for so many to arrive
+    load = at_rate(job.workload, {"rate": float(rate), "window_s": window_s}, job.seed)
+    return Lab(on, ARMS[job.arm], replace(load, programs=load.programs[:programs])).play()
 
 
 def _figures(record: RunRecord) -> dict[str, float]:
@@ -84,10 +91,6 @@ def _seconds(record: RunRecord, number: int) -> float:
     """What the turn of that number, or the last, takes on average."""
     at = number % (1 + max(turn.index for turn in record.turns))
     return mean([turn.finished - turn.arrived for turn in record.turns if turn.index == at])
-
-
-def _jct(record: RunRecord) -> str:
-    return f"mean JCT {_figures(record)['mean_s']} s"
 
 
 def predicted(machine: str, programs: str, arm: str) -> str:

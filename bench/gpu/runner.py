@@ -20,7 +20,7 @@ from typing import Any
 from bench.gpu.steps import Ended, Step, Verdict, filled
 from bench.serve.record import versions
 from bench.serve.rivals import FOLDER
-from bench.serve.server import as_a_child, end_group
+from bench.serve.server import end_group, spawn
 from continuum_connector.tools.cli.ending import ToldError
 
 REPO = Path(__file__).resolve().parents[2]
@@ -101,15 +101,7 @@ def launch(argv: Sequence[str], log: Path, limit_s: float) -> int | None:
     """Run a command to its log in a process group of its own. Its status; None: it was cut off."""
     with log.open("wb") as file:
         try:
-            process = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                cwd=REPO,
-                start_new_session=True,
-                preexec_fn=as_a_child,
-            )
+            process = spawn(argv, file, REPO)
         except OSError as error:
             file.write(f"{error}\n".encode())
             return 127  # as a shell says

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.cli import start, teaching_parser
 from bench.markers import rewrite
-from bench.results import kept, page, picture
+from bench.results import kept, page
 from bench.sim.provenance import versions
 
 RESULTS = page.ROOT / "docs" / "results.md"
@@ -19,7 +19,7 @@ WHO = ("vllm", "continuum-connector", "python")  # of what is installed, where a
 
 TEACH = """\
 examples
-  python -m bench.results                       both pages and the picture, of what is kept
+  python -m bench.results                       both pages, of what is kept
   python -m bench.results keep demo agents runs/demo-1 runs/demo-2 \\
       --command "make demo" --commit 1a2b3c4 --machine "2-core x86-64 VM"
 """
@@ -38,7 +38,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = teaching_parser("python -m bench.results", __doc__, TEACH)
     actions = parser.add_subparsers(dest="action")
     add = actions.add_parser("keep", help="results become a table that is published").add_argument
-    add("kind", help="which bench left them: demo, ab, agents, aiperf, paired, lab, week, storm")
+    add("kind", help="which bench left them: demo, ab, agents, aiperf, paired, lab, storm")
     add("name", help="of the table, in bench/results")
     add("paths", nargs="+", type=Path, help="its files or folders")
     add("--command", required=True, help="as it is to be repeated")
@@ -70,11 +70,10 @@ def keep(options: argparse.Namespace) -> None:
 
 
 def write() -> None:
-    """Both pages and the picture, of what is kept."""
+    """Both pages, of what is kept."""
     tables = kept.read_all()
     rewrite(RESULTS, {page.TABLES: page.results(tables)})
     rewrite(README, {MARKER: page.front(tables)})
-    picture.PATH.write_text(picture.picture(tables["gpu"]))
 
 
 if __name__ == "__main__":

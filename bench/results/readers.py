@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from bench.results.kept import Cell
@@ -187,48 +186,24 @@ def lab(paths: Sequence[Path]) -> Found:
     return Found(columns, rows, cited, {}, is_simulated=True)
 
 
-def week(paths: Sequence[Path]) -> Found:
-    """By day, and of what is larger on the last one its items by day."""
-    from bench.sim.week import Day, larger  # needs vLLM, as the bench does
-
-    [path] = paths
-    days = msgspec.convert(json.loads(path.read_bytes())["days"], list[Day])
-    told: dict[str, Callable[[Day], float]] = {
-        "turns": lambda day: day.num_turns,
-        "prompt tokens found, %": lambda day: 100 * day.cached,
-        "CPU of a step, ms": lambda day: day.step_ms,
-        "Python objects": lambda day: day.num_objects,
-        "memory of the process, MiB": lambda day: day.mib,
-    }
-    rows: list[list[Cell]] = [
-        [title, *(_round(value(day)) for day in days)] for title, value in told.items()
-    ]
-    grown = [name for name in larger(days) if name in days[-1].tables]
-    rows += [[f"`{name}`", *(float(day.tables.get(name, 0)) for day in days)] for name in grown]
-    cited = {"turns": float(sum(day.num_turns for day in days)), "larger": float(len(grown))}
-    cited["containers"] = float(len(days[-1].tables))
-    columns = ["", *(f"day {number}" for number in range(1, len(days) + 1))]
-    return Found(columns, rows, cited, {}, is_simulated=True)
-
-
 # --- bench.storm --------------------------------------------------------------------------
 def storm(paths: Sequence[Path]) -> Found:
     """How requests ended, and every finding."""
     [path] = paths
     found = json.loads(path.read_text())
-    ours, *_ = found["servers"]
+    statuses = sorted(found["statuses"].items(), key=lambda each: -each[1])
     rows: list[list[Cell]] = [
         [f"ended with {status}" if status.isdigit() else status, None, f"{num:,}"]
-        for status, num in sorted(ours["statuses"].items(), key=lambda each: -each[1])
+        for status, num in statuses
     ]
-    rows += [[each["what"], each["verdict"], each["text"]] for each in found["findings"]]
-    wrong = sum(each["verdict"] == "WRONG" for each in found["findings"])
-    cited = {"requests": float(sum(ours["statuses"].values())), "wrong": float(wrong)}
-    return Found(["", "", ""], rows, cited, found["versions"], "virtual_s" in ours)
+    rows += found["findings"]
+    wrong = sum(verdict == "WRONG" for _, verdict, _ in found["findings"])
+    cited = {"requests": float(sum(found["statuses"].values())), "wrong": float(wrong)}
+    return Found(["", "", ""], rows, cited, {}, is_simulated=True)
 
 
 READERS: dict[str, Callable[[Sequence[Path]], Found]] = {
-    each.__name__: each for each in (demo, ab, agents, aiperf, paired, lab, week, storm)
+    each.__name__: each for each in (demo, ab, agents, aiperf, paired, lab, storm)
 }
 
 

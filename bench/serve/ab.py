@@ -25,19 +25,20 @@ from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arms import CannotRunError, Place, ServerArm
 from bench.serve.arrivals import read_arrivals
-from bench.serve.clients import Agents, Client, ClientError
+from bench.serve.clients import Client, ClientError
 from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
 from bench.serve.load import Load
 from bench.serve.programs import Source
 from bench.serve.record import RunFolder, machine, versions
-from bench.serve.results import Dram, ResultError, Run, State, Turn
+from bench.serve.results import Dram, ResultError, Run, State
 from bench.serve.rivals import FOLDER
 from bench.serve.server import SERVED_NAME, ServerError, ServerOptions
 from bench.serve.session import Manner, measure
 from bench.serve.token_ids import Tokens
 
 EXPERIMENT = "experiment.json"
+DISK = CACHE / "disk"
 WARM_UP = 1  # its tokens stay in the tiers as those of any finished program would
 
 
@@ -59,10 +60,10 @@ class Experiment:
     server: ServerOptions = field(default_factory=ServerOptions)
     shims: Path | None = None
     rivals: Path = FOLDER
-    disk: Path = CACHE / "disk"  # folders of servers that use one go below it
+    disk: Path = DISK  # folders of servers that use one go below it
     disk_bytes: int = 4 * 2**30
     patience: Patience = field(default_factory=Patience)
-    client: Client = field(default_factory=Agents)
+    client: Client = field(default_factory=Client)
 
     def load(self, arm: ServerArm, repeat: int) -> Load:
         """The load of one run."""
@@ -172,6 +173,11 @@ class Task:
         """Of the run."""
         return self.out / results.RUNS / self.cell.name
 
+    def __str__(self) -> str:
+        cell, load = self.cell, self.experiment.arrivals
+        dram = f", {cell.dram.bytes / 2**20:,.0f} MiB DRAM" if cell.dram else ""
+        return f"{cell.arm.title}, repeat {cell.repeat + 1}{dram}{load and f', {load}'}"
+
     @property
     def server(self) -> tuple[Any, ...]:
         """Runs of which this is equal may have one server; what one remembers serves no other."""
@@ -189,16 +195,10 @@ def tasks(loads: Mapping[Path, Experiment]) -> list[Task]:
     return [task for same_cell in zip(*by_load, strict=True) for task in same_cell]
 
 
-@dataclass
-class Watcher:
-    """Whom the runner tells; both do nothing unless set."""
-
-    began: Callable[[Task, int, int], None] = lambda task, number, of: None
-    ended: Callable[[Run], None] = lambda run: None
-    turn: Callable[[Turn], None] = lambda turn: None
+Tell = Callable[[str], None]
 
 
-def run_all(loads: Mapping[Path, Experiment], watcher: Watcher) -> State:
+def run_all(loads: Mapping[Path, Experiment], tell: Tell = lambda line: None) -> State:
     """Make every run that is missing in the folder of its load; `interrupted` after Ctrl-C.
 
     Loads differ in their arrivals only. Between two of them a server forgets all it has cached.
@@ -213,9 +213,11 @@ def run_all(loads: Mapping[Path, Experiment], watcher: Watcher) -> State:
         with Kept() as kept:
             for task in sharing:
                 shutil.rmtree(task.folder, ignore_errors=True)
-                watcher.began(task, planned.index(task), len(planned))
-                run = _run(task, kept, watcher)
-                watcher.ended(run)
+                tell(f"{planned.index(task) + 1}/{len(planned)} {task}")
+                run = _run(task, kept)
+                seconds = f" in {run.wall_s:.1f} s, start {run.server_start_s:.0f} s"
+                reason = f": {run.reason}" if run.reason else ""
+                tell(f"    {run.state}{seconds if run.wall_s else ''}{reason}")
                 if run.state == "interrupted":
                     return "interrupted"
     return "done"
@@ -271,7 +273,7 @@ def prepare(experiment: Experiment, cell: Cell) -> Prepared:
     return Prepared(options, setup.side, setup.disk)
 
 
-def _run(task: Task, kept: Kept, watcher: Watcher) -> Run:
+def _run(task: Task, kept: Kept) -> Run:
     """Have the arm's server, measure. Only bugs raise."""
     experiment, cell = task.experiment, task.cell
     load = experiment.load(cell.arm, cell.repeat)
@@ -293,7 +295,7 @@ def _run(task: Task, kept: Kept, watcher: Watcher) -> Run:
     with RunFolder(task.folder, run) as out:
         try:
             experiment.client.check(load)
-            _serve(experiment, prepare(experiment, cell), load, out, kept, watcher)
+            _serve(experiment, prepare(experiment, cell), load, out, kept)
         except (CannotRunError, ClientError, ServerError, ApiError) as error:
             out.close("cannot_run", _short(error))
         except KeyboardInterrupt:
@@ -302,12 +304,7 @@ def _run(task: Task, kept: Kept, watcher: Watcher) -> Run:
 
 
 def _serve(
-    experiment: Experiment,
-    prepared: Prepared,
-    load: Load,
-    out: RunFolder,
-    kept: Kept,
-    watcher: Watcher,
+    experiment: Experiment, prepared: Prepared, load: Load, out: RunFolder, kept: Kept
 ) -> None:
     options = prepared.options
     out.run.versions = versions(options.env.get("PYTHONPATH", ""))
@@ -315,7 +312,7 @@ def _serve(
     out.run.url, out.run.command = server.url, options.command(experiment.model, server.port)
     manner = Manner(experiment.patience, WARM_UP, reset=is_used, client=experiment.client)
     try:
-        measure(server.url, load, out, manner, watcher.turn)
+        measure(server.url, load, out, manner)
     except ApiError:
         if server.healthy():
             raise

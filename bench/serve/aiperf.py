@@ -31,7 +31,7 @@ from bench.cache import CACHE
 from bench.cli import start, teaching_parser
 from bench.serve import weka
 from bench.serve.api import Api, ApiError
-from bench.serve.clients import ClientError, OnTurn, Site
+from bench.serve.clients import Client, ClientError, OnTurn
 from bench.serve.load import Load
 from bench.serve.record import RunFolder
 from bench.serve.results import Program, Turn
@@ -82,15 +82,16 @@ class _Record(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Aiperf:
+class Aiperf(Client):
     """Plays loads with the aiperf of a virtual environment."""
 
-    site: Site
+    model: Path  # of the servers that it will meet, for its tokenizer
+    block_size: int
     folder: Path = FOLDER
     version: str = ""
 
     @classmethod
-    def installed(cls, site: Site, folder: Path = FOLDER) -> Aiperf:
+    def installed(cls, model: Path, block_size: int, folder: Path = FOLDER) -> Aiperf:
         """ClientError, with the cure, where it is not."""
         found = sorted(folder.glob("lib/python*/site-packages/aiperf-*.dist-info"))
         if not found or not (folder / "bin" / "aiperf").exists():
@@ -98,7 +99,7 @@ class Aiperf:
                 f"--client aiperf: there is none in {folder}; install it with: {INSTALL}"
             )
         version = found[-1].name.removeprefix("aiperf-").removesuffix(".dist-info")
-        return cls(site, folder, version)
+        return cls(model, block_size, folder, version)
 
     def settings(self) -> dict[str, Any]:
         return {"client": f"aiperf {self.version}"}
@@ -119,7 +120,7 @@ class Aiperf:
         """Write the traces, run aiperf to its end, read its records."""
         out, traces = folder.folder / "aiperf", folder.folder / "traces"
         plans = [load.plan(number) for number in range(load.most_programs() or 0)]
-        weka.write(plans, traces, self.site.block_size)
+        weka.write(plans, traces, self.block_size)
         with (folder.folder / LOG).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *self.command(api, load, traces, out),
@@ -144,10 +145,10 @@ class Aiperf:
         line = [str(self.folder / "bin" / "aiperf"), "profile", "--model", load.model]
         line += ["--url", api.url, "--endpoint-type", "chat", "--streaming"]
         line += ["--custom-dataset-type", "weka-trace", "--input-file", str(traces)]
-        line += ["--tokenizer", str(self.site.model.absolute()), "--use-server-token-count"]
+        line += ["--tokenizer", str(self.model.absolute()), "--use-server-token-count"]
         line += ["--concurrency", str(load.arrivals.at_once)]
         line += ["--random-seed", str(load.tokens.seed), "--artifact-dir", str(out)]
-        line += ["--extra-inputs", json.dumps({"ignore_eos": True, "temperature": 0, **load.extra})]
+        line += ["--extra-inputs", json.dumps({"ignore_eos": True, "temperature": 0})]
         line += ["--request-timeout-seconds", str(api.patience.timeout_s), "--ui", "none"]
         line += ["--workers-max", "2", "--record-processors", "1"]
         line += ["--no-gpu-telemetry", "--no-server-metrics"]

@@ -7,22 +7,21 @@ import shlex
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from bench.serve import cli_report, compare, results
-from bench.serve.ab import Experiment, Task, Watcher, run_all
-from bench.serve.api import Patience
+from bench.serve import compare, results
+from bench.serve import page as page_of_results
+from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
 from bench.serve.cli_agents import MOST_DRAWN, ids_of, read_vocab
-from bench.serve.clients import Site, find_client
+from bench.serve.clients import find_client
 from bench.serve.compare import Column
 from bench.serve.preview import preview
-from bench.serve.programs import Source
-from bench.serve.results import Loaded, Run, State
+from bench.serve.results import Loaded, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
@@ -40,44 +39,37 @@ MOST_BYTES = 2**60
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-@dataclass(frozen=True)
-class Options:
-    """What was asked for, as it was written."""
+def experiment(
+    *,
+    arms: str,
+    dram: str,
+    model: Path | None,
+    server: ServerOptions,
+    vocab: str = "",
+    client: str = "agents",
+    **more: Any,
+) -> Experiment:
+    """What was asked for, as it was written, with a tiny model made where none was given; `more`:
+    of the experiment."""
+    pressures, dram_bytes = read_dram(dram)
+    folder = model or make_model()
+    return Experiment(
+        arms=tuple(map(_arm, arms.split(","))),
+        model=folder,
+        pressures=pressures,
+        dram_bytes=dram_bytes,
+        vocab=_vocab(vocab, model),
+        server=server,
+        client=find_client(client, folder, server.block_size),
+        **more,
+    )
 
-    arms: Sequence[str]
-    workload: Source
-    dram: str
-    disk: Path | None
-    model: Path | None
-    vocab: str
-    server: ServerOptions
-    patience: Patience
-    client: str = "agents"
 
-    def experiment(self, **fields: Any) -> Experiment:
-        """The experiment, with a tiny model made where none was given."""
-        pressures, dram_bytes = read_dram(self.dram)
-        model = self.model or make_model()
-        site = Site(model, self.server.block_size)
-        return Experiment(
-            arms=tuple(_arm(name) for name in self.arms),
-            workload=self.workload,
-            model=model,
-            pressures=pressures,
-            dram_bytes=dram_bytes,
-            disk=self.disk or Experiment.disk,
-            vocab=self._vocab(),
-            server=self.server,
-            patience=self.patience,
-            client=find_client(self.client, site),
-            **fields,
-        )
-
-    def _vocab(self) -> tuple[int, int]:
-        if not self.vocab and self.model is None:
-            return FIRST_WORD, LLAMA.vocab
-        tokens = read_vocab(self.vocab or known_ids(self.model), 0)
-        return tokens.low, tokens.high
+def _vocab(vocab: str, model: Path | None) -> tuple[int, int]:
+    if model is None and not vocab:
+        return FIRST_WORD, LLAMA.vocab
+    tokens = read_vocab(vocab or (known_ids(model) if model else ""), 0)
+    return tokens.low, tokens.high
 
 
 def known_ids(model: Path) -> str:
@@ -153,7 +145,7 @@ def run(loads: Mapping[Path, Experiment]) -> State:
     console = terminal(width=None if sys.stdout.isatty() else 160)
     # A `kill` stops the servers as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    state = run_all(loads, Watcher(_began(console), _ended(console)))
+    state = run_all(loads, lambda line: console.print(line, markup=False, soft_wrap=True))
     for out, experiment in loads.items():
         if found := results.load(out) if (out / results.RUNS).is_dir() else []:
             show(console, found, out, experiment.arms[0])
@@ -183,7 +175,7 @@ def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> No
             console.print(line, style="yellow", markup=False, soft_wrap=True)
     console.print(f"Written: {shown(str(out))}", soft_wrap=True)
     try:
-        page = cli_report.write([out], base=base.name)
+        page = page_of_results.write([out], base=base.name)
     except CommandError as error:  # the runs are there all the same
         console.print(f"no report: {error}", style="yellow", markup=False, soft_wrap=True)
     else:
@@ -197,26 +189,6 @@ def _pressure(pressure: float, arms: Sequence[Column]) -> str:
     if whose is None:
         return ""
     return f"live KV{whose and f' of {whose}'} / DRAM = {pressure:.3g}; "
-
-
-def _began(console: Console) -> Any:
-    def tell(task: Task, number: int, of: int) -> None:
-        cell, load = task.cell, task.experiment.arrivals
-        dram = f", {cell.dram.bytes / 2**20:,.0f} MiB DRAM" if cell.dram else ""
-        line = f"{number + 1}/{of} {cell.arm.title}, repeat {cell.repeat + 1}{dram}"
-        console.print(f"{line}{load and f', {load}'}", markup=False)
-
-    return tell
-
-
-def _ended(console: Console) -> Any:
-    def tell(run: Run) -> None:
-        told = f": {run.reason}" if run.reason else ""
-        seconds = f" in {run.wall_s:.1f} s, start {run.server_start_s:.0f} s"
-        line = f"    {run.state}{seconds if run.wall_s else ''}{told}"
-        console.print(line, markup=False, soft_wrap=True)
-
-    return tell
 
 
 def _arm(name: str) -> ServerArm:

@@ -64,8 +64,6 @@ def settings_of(load: Load) -> dict[str, Any]:
         "programs": load.programs,
         "vocab": f"{load.tokens.low}:{load.tokens.high}",
         "hints": load.hints,
-        "priority": load.priority,
-        "extra": load.extra,
     }
 
 
@@ -110,17 +108,6 @@ def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
             known, unknown = (asked, unknown) if knows(asked) else (known, asked)
             asked = (known + unknown) // 2
     return read_vocab(ids_of(unknown), seed)
-
-
-def read_object(text: str) -> dict[str, Any]:
-    """Read --extra."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise CommandError(f"--extra: {error}") from None
-    if not isinstance(value, dict):
-        raise CommandError("--extra: write a JSON object, like '{\"top_k\": 1}'")
-    return value
 
 
 def find_model(url: str, api_key: str, wanted: str) -> str:

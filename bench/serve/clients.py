@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from bench.serve.api import Api
 from bench.serve.load import Driver, Load
@@ -24,47 +24,29 @@ class ClientError(ToldError):
     """A client that cannot be used, or a load that it cannot play; the message says what to do."""
 
 
-class Client(Protocol):
-    """A way to put a load on a server."""
+@dataclass(frozen=True)
+class Client:
+    """A way to put a load on a server: our agents."""
 
     def settings(self) -> dict[str, Any]:
         """What two runs in one folder must have in common, beside their load."""
+        return {}
 
     def check(self, load: Load) -> None:
         """ClientError if it cannot play this load."""
 
     async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
         """Play the load and write down what came of it; cancelled, it stops early."""
-
-
-@dataclass(frozen=True)
-class Agents:
-    """Ours. It has no settings: results of before there was a choice have none."""
-
-    def settings(self) -> dict[str, Any]:
-        return {}
-
-    def check(self, load: Load) -> None:
-        """It plays every load."""
-
-    async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
         await Driver(api, load, folder, on_turn).run()
 
 
-@dataclass(frozen=True)
-class Site:
-    """What a client must know of the servers that it will meet."""
-
-    model: Path
-    block_size: int
-
-
-def find_client(name: str, site: Site) -> Client:
-    """The client of this name; ClientError if there is none, or it is not installed."""
+def find_client(name: str, model: Path, block_size: int) -> Client:
+    """The client of this name for servers of that model and size of blocks; ClientError if there is
+    none, or it is not installed."""
     if name == "aiperf":
         from bench.serve.aiperf import Aiperf
 
-        return Aiperf.installed(site)
+        return Aiperf.installed(model, block_size)
     if name != "agents":
         raise ClientError(f"--client {name}: not known; there is agents and aiperf")
-    return Agents()
+    return Client()

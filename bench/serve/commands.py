@@ -42,12 +42,9 @@ def agents(
     model: o.ModelName = "",
     vocab: o.VocabOfModel = "",
     timeout: o.Timeout = 600.0,
-    retries: o.Retries = 2,
     warm_up: o.WarmUp = 4,
     hints: o.Hints = True,
-    priority: o.Priority = False,
     reset: o.Reset = False,
-    extra: o.Extra = "",
     api_key: o.ApiKey = "",
 ) -> None:
     """Put multi-turn agents on a running server and measure.
@@ -72,16 +69,15 @@ def agents(
     from bench.serve.session import Manner
     from bench.serve.workloads import find_workload
 
-    chosen, added = find_workload(workload), cli_agents.read_object(extra)
+    chosen = find_workload(workload)
     tokens = cli_agents.read_vocab(vocab, seed) if vocab else None
     seconds = duration or chosen.defaults.duration_s
     most = programs or chosen.defaults.programs
     times = read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most)
     name = cli_agents.find_model(url, api_key, model)
     tokens = tokens or cli_agents.known_ids(url, api_key, name, seed)
-    load = Load(chosen, times, tokens, name, seconds, most, hints, priority, added)
-    patience = Patience(timeout, retries)
-    manner = Manner(patience, warm_up, reset=reset, api_key=api_key)
+    load = Load(chosen, times, tokens, name, seconds, most, hints)
+    manner = Manner(Patience(timeout), warm_up, reset=reset, api_key=api_key)
     _end(cli_agents.run(url, load, manner, out or _folder("agents")))
 
 
@@ -133,22 +129,21 @@ def ab(
       continuum bench ab --client aiperf --workload claude-code:FILE,scale=16
     """
     from bench.serve import cli_ab
+    from bench.serve.ab import DISK
     from bench.serve.api import Patience
     from bench.serve.workloads import find_workload
 
     server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
     server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
-    chosen = cli_ab.Options(
-        arms=arms.split(","),
-        workload=find_workload(workload),
+    chosen = cli_ab.experiment(
+        arms=arms,
         dram=dram,
-        disk=disk_path,
         model=model,
-        vocab=vocab,
         server=server,
-        patience=Patience(timeout),
+        vocab=vocab,
         client=client,
-    ).experiment(
+        workload=find_workload(workload),
+        patience=Patience(timeout),
         arrivals=arrivals,
         duration_s=duration,
         programs=programs,
@@ -156,6 +151,7 @@ def ab(
         seed=seed,
         shims=shims,
         rivals=rivals or FOLDER,
+        disk=disk_path or DISK,
         disk_bytes=cli_ab.read_disk(disk),
     )
     loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
@@ -181,7 +177,7 @@ def compare(first: o.Result, second: o.Result) -> None:
 
 
 @app.command()
-def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.Base = "") -> None:
+def report(folders: o.Results, out: o.Page = None) -> None:
     """Write one HTML file about a result folder, in tables.
 
     `bench ab` does it by itself at its end. Several folders that differ in nothing but their
@@ -193,9 +189,9 @@ def report(folders: o.Results, out: o.Page = None, title: o.Title = "", base: o.
       continuum bench report runs/ab
       continuum bench report runs/jps-1 runs/jps-3 runs/jps-6 -o jps.html
     """
-    from bench.serve import cli_report
+    from bench.serve.page import write
 
-    path = cli_report.write(folders, out, title, base)
+    path = write(folders, out)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -10,14 +10,15 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from bench.common.plans import ProgramPlan
 from bench.serve.api import Answer, Api, ApiError
 from bench.serve.arrivals import Arrivals
 from bench.serve.programs import Source
-from bench.serve.results import Program, Run, Turn
+from bench.serve.record import RunFolder
+from bench.serve.results import Loaded, Program, Turn
 from bench.serve.token_ids import Tokens
 
 LAG_EVERY_S = 0.1
@@ -36,7 +37,6 @@ class Load:
     programs: int = 0  # at most; 0: no bound but time
     hints: bool = True  # program name and last turn, in `vllm_xargs`
     priority: bool = False  # the program's number as vLLM's request priority
-    extra: dict[str, Any] = field(default_factory=dict)  # into every request
 
     def plan(self, number: int) -> ProgramPlan:
         """Program `number`."""
@@ -49,23 +49,15 @@ class Load:
         return min(known) if known else None
 
 
-class Book(Protocol):
-    """Who writes down what happens: a RunFolder, or results.Loaded in memory."""
-
-    run: Run
-
-    def turn(self, turn: Turn) -> None:
-        """A turn ended."""
-
-    def program(self, program: Program) -> None:
-        """A program ended."""
-
-
 class Driver:
-    """Runs a load against a server and writes what happens into a book."""
+    """Runs a load against a server and writes down what happens."""
 
     def __init__(
-        self, api: Api, load: Load, folder: Book, on_turn: Callable[[Turn], None] | None = None
+        self,
+        api: Api,
+        load: Load,
+        folder: RunFolder | Loaded,
+        on_turn: Callable[[Turn], None] | None = None,
     ) -> None:
         self._api = api
         self._load = load
@@ -211,7 +203,7 @@ class _Run:
             body["vllm_xargs"] = {"job_id": self.plan.name, "is_last_step": int(last)}
         if load.priority:
             body["priority"] = self._number
-        return body | load.extra
+        return body
 
     def _write(self, index: int, start_s: float, answer: Answer) -> None:
         wanted = self.plan.turns[index].answer.length
@@ -252,7 +244,7 @@ async def warm_up(api: Api, load: Load, programs: int) -> None:
         plan = load.workload.program(number, tokens.seed)
         turn = plan.turns[0]
         body = {"model": load.model, "prompt": tokens.of_turn(plan, 0), "temperature": 0.0}
-        body |= {"max_tokens": turn.answer.length, "ignore_eos": True, **load.extra}
+        body |= {"max_tokens": turn.answer.length, "ignore_eos": True}
         answer = await api.complete(body)
         if answer.error:
             raise ApiError(answer.error, again=False)

@@ -49,19 +49,14 @@ VocabOfModel = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, max=1e6, help="Seconds for one try.")]
-Retries = Annotated[int, typer.Option(min=0, max=1000, help="More tries after one that failed.")]
 
 Url = Annotated[str, typer.Argument(help="The server's address, like http://localhost:8000.")]
 ModelName = Annotated[str, typer.Option(help="Which model, if it serves several.")]
 WarmUp = Annotated[int, typer.Option(min=0, max=10**4, help="Requests before anything counts.")]
 Hints = Annotated[bool, typer.Option(help="Say program and last turn in vllm_xargs.")]
-Priority = Annotated[
-    bool, typer.Option(help="Send the program's number as the request's priority.")
-]
 Reset = Annotated[
     bool, typer.Option(help="Empty all caches first, a connector's too (VLLM_SERVER_DEV_MODE=1).")
 ]
-Extra = Annotated[str, typer.Option(help="JSON to put into every request.")]
 ApiKey = Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="If it wants one.")]
 
 ArmNames = Annotated[
@@ -123,8 +118,4 @@ Results = Annotated[list[Path], typer.Argument(help="Result folders, of one load
 Page = Annotated[
     Path | None,
     typer.Option("-o", "--out", help="The page. Default: report.html in the first folder."),
-]
-Title = Annotated[str, typer.Option(help="Of the page. Empty: the arms.")]
-Base = Annotated[
-    str, typer.Option(help="The arm to compare with. Empty: none, or the one that ran first.")
 ]

@@ -21,6 +21,7 @@ from bench.serve.points import Point, Reported, read
 from bench.serve.results import Loaded
 from bench.serve.stats import MIN_REPEATS, Ratio
 from bench.serve.summary import BY_KEY
+from continuum_connector.tools.cli.server import CommandError
 
 BUSY = 2.0  # processes that want to run, per core: more is someone else's work
 MOST_NAMED = 4  # arms in the heading
@@ -43,16 +44,29 @@ th:first-child, td:first-child { text-align: left; } td small { display: block; 
 """  # noqa: E501
 
 
-def page(folders: Sequence[Path], title: str = "", base: str = "") -> str:
+def write(folders: Sequence[Path], out: Path | None = None, base: str = "") -> Path:
+    """Write the page, beside the first folder's runs unless told where; CommandError if it cannot.
+
+    `base`: the arm that the others are compared with; empty for plain vLLM.
+    """
+    text, path = page(folders, base), out or folders[0] / "report.html"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error}; give another -o FILE") from None
+    return path
+
+
+def page(folders: Sequence[Path], base: str = "") -> str:
     """The page of result folders. ResultError where they hold nothing, or nothing that belongs
     together."""
-    return page_of(read(folders, base), title)
+    return page_of(read(folders, base))
 
 
-def page_of(reported: Reported, title: str = "", where: str = "on real servers") -> str:
+def page_of(reported: Reported, where: str = "on real servers") -> str:
     """The whole page. `where`: the arms ran."""
     arms = list(dict.fromkeys(arm for point in reported.points for arm in point.arms))
-    heading = escape(title or _heading(arms, where))
+    heading = escape(_heading(arms, where))
     body = [f"<h1>{heading}</h1>", _list(cautions(reported)), _list(_unfinished(reported.runs))]
     if not reported.points:
         body.append(f"<p>{NOTHING}</p>")

@@ -5,20 +5,16 @@ python -m bench.serve.rivals        # installs it there (pip, a few packages, no
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 from bench.cache import CACHE
 from bench.cli import start, teaching_parser
 from bench.serve import package
-from bench.serve.server import ServerError, as_a_child, end_group, free_port
+from bench.serve.server import ServerError, end_group, free_port, spawn, wait_for
 
 FOLDER = CACHE / "rivals"
 PACKAGES = (
@@ -98,17 +94,14 @@ class LmcacheServer:
 
     def __enter__(self) -> LmcacheServer:
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.env},
-                start_new_session=True,
-                preexec_fn=as_a_child,
-            )
+            self._process = spawn(self.command, log, env={**os.environ, **self.env})
         try:
-            self._wait(time.monotonic() + self.start_timeout_s)
+            url = f"http://127.0.0.1:{self._http_port}/metrics"
+            wait_for(self._process, url, self.start_timeout_s)
+        except ServerError as error:
+            self.stop()
+            last = "".join(self.log.read_text(errors="replace").splitlines()[-1:])
+            raise ServerError(f"LMCache's server {error}: {last} (log: {self.log})") from None
         except BaseException:
             self.stop()
             raise
@@ -123,22 +116,6 @@ class LmcacheServer:
         if process is not None:
             end_group(process, grace_s=10.0)
         (SHM / f"lmcache_l1_pool_{self._shm}").unlink(missing_ok=True)
-
-    def _wait(self, deadline: float) -> None:
-        assert self._process is not None
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                last = self.log.read_text(errors="replace").splitlines()[-1:]
-                raise ServerError(
-                    f"LMCache's server ended with status {self._process.returncode}: "
-                    f"{''.join(last)} (log: {self.log})"
-                )
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/metrics", timeout=2.0)
-                return
-            time.sleep(0.2)
-        seconds = f"{self.start_timeout_s:.0f} s"
-        raise ServerError(f"LMCache's server did not answer within {seconds} ({self.log})")
 
 
 def main() -> None:

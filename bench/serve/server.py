@@ -26,7 +26,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bench.cache import CACHE
 from bench.serve.metrics import Metrics, parse_metrics, total
@@ -173,17 +173,13 @@ class VllmServer:
         with self.log.open("wb") as log:
             log.write(os.fsencode(" ".join(command) + "\n"))
             log.flush()
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.options.environment(),
-                cwd=self.log.parent,  # not in a checkout: `-m` imports from there first
-                start_new_session=True,
-                preexec_fn=as_a_child,
-            )
-        self._wait(began + self.options.start_timeout_s)
+            # Not in a checkout: `-m` imports from there first.
+            self._process = spawn(command, log, self.log.parent, self.options.environment())
+        try:
+            wait_for(self._process, self.url + "/health", self.options.start_timeout_s)
+        except ServerError as error:
+            why = f"{self.name} {error}. {self.cause()}".rstrip()
+            raise ServerError(f"{why}\nLog: {self.log}\n{self.log_tail()}") from None
         self.start_s = time.monotonic() - began
 
     def stop(self, grace_s: float = 15.0) -> None:
@@ -252,23 +248,6 @@ class VllmServer:
             raise ServerError(f"{self.name} is not running")
         return self._process
 
-    def _wait(self, deadline: float) -> None:
-        process = self._running()
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise ServerError(
-                    f"{self.name} ended with status {process.returncode} while starting. "
-                    f"{self.cause()}\nLog: {self.log}\n{self.log_tail()}"
-                )
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                self.get("/health", timeout_s=2.0)
-                return
-            time.sleep(0.2)
-        raise ServerError(
-            f"{self.name} did not answer within {self.options.start_timeout_s:.0f} s. "
-            f"Log: {self.log}\n{self.log_tail()}"
-        )
-
     def cause(self) -> str:
         """The first error in the log: vLLM repeats its wrapper's errors many lines below it."""
         text = self.log.read_text(errors="replace")
@@ -281,6 +260,38 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def spawn(
+    command: Sequence[str],
+    log: BinaryIO,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process that leads its group and says everything to its log."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        cwd=cwd,
+        env=env,
+        start_new_session=True,
+        preexec_fn=as_a_child,
+    )
+
+
+def wait_for(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> None:
+    """Until it answers; ServerError if it ends before, or takes longer."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerError(f"ended with status {process.returncode} while starting")
+        with contextlib.suppress(OSError, urllib.error.URLError):
+            urllib.request.urlopen(url, timeout=2.0)
+            return
+        time.sleep(0.2)
+    raise ServerError(f"did not answer within {timeout_s:.0f} s")
 
 
 def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from bench.serve.api import Api, ApiError, Patience
-from bench.serve.clients import Agents, Client, OnTurn
+from bench.serve.clients import Client, OnTurn
 from bench.serve.load import Load, warm_up
 from bench.serve.record import RunFolder
 from bench.serve.results import State
@@ -27,7 +27,7 @@ class Manner:
     settle_s: float = 0.3  # before the last reading: counters travel with steps
     reset: bool = False  # empty the server's caches after the warm-up
     api_key: str = ""
-    client: Client = field(default_factory=Agents)
+    client: Client = field(default_factory=Client)
 
 
 def measure(
@@ -88,7 +88,7 @@ async def _forget(api: Api, patience: Patience) -> None:
 async def _one_more_step(api: Api, load: Load) -> None:
     """A connector's last counters come with it."""
     body = {"model": load.model, "prompt": [load.tokens.low], "max_tokens": 1, "temperature": 0.0}
-    await api.complete(body | load.extra)
+    await api.complete(body)
 
 
 @contextlib.contextmanager

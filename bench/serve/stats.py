@@ -14,17 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
-
-import numpy as np
-import numpy.typing as npt
+from statistics import NormalDist, fmean, stdev
 
 MIN_REPEATS = 5
 MIN_PROGRAMS_P95 = 100
 LEVEL = 0.95
-Values = npt.NDArray[np.float64]
 Sampled = Mapping[str, Sequence[float]]  # of one run: what was measured, by program
-Statistic = Callable[[Values], float]
+Statistic = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True)
@@ -60,21 +56,19 @@ def paired_ratio(
     num_programs = 0
     for ours, theirs in zip(base, other, strict=True):
         both = [name for name in ours if len(ours[name]) and len(theirs.get(name, ()))]
-        sides = [statistic(_values(side, both)) for side in (ours, theirs)] if both else []
-        if sides and min(sides) > 0:  # nan is not above 0 either
-            logs.append(math.log(sides[1] / sides[0]))
+        first, second = (
+            statistic([value for name in both for value in side[name]]) for side in (ours, theirs)
+        )
+        if first > 0 and second > 0:  # nan is not above 0 either
+            logs.append(math.log(second / first))
             num_programs += len(both)
     if not logs:
         return NO_RATIO
-    middle, half = float(np.mean(logs)), math.nan
+    middle, half = fmean(logs), math.nan
     if len(logs) >= MIN_REPEATS and num_programs >= min_programs:
-        half = t_quantile(len(logs) - 1) * float(np.std(logs, ddof=1)) / math.sqrt(len(logs))
+        half = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     low, high = math.exp(middle - half), math.exp(middle + half)
     return Ratio(math.exp(middle), low, high, len(logs), num_programs)
-
-
-def _values(side: Sampled, programs: Sequence[str]) -> Values:
-    return np.concatenate([np.asarray(side[name], float) for name in programs])
 
 
 def t_quantile(freedom: int, level: float = LEVEL) -> float:
@@ -91,22 +85,3 @@ def t_quantile(freedom: int, level: float = LEVEL) -> float:
         + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * n**3)
         + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * n**4)
     )
-
-
-def mean(values: Values) -> float:
-    """Arithmetic mean."""
-    return float(values.mean())
-
-
-def p95(values: Values) -> float:
-    """The smallest value that at least 95 % of the values do not exceed."""
-    return _quantile(values, 0.95)
-
-
-def p99(values: Values) -> float:
-    """The same of 99 %."""
-    return _quantile(values, 0.99)
-
-
-def _quantile(values: Values, share: float) -> float:
-    return float(np.sort(values)[math.ceil(share * len(values)) - 1])

@@ -24,7 +24,7 @@ MODEL = "recorded"  # each file names one; who replays it asks for the model tha
 
 def trace(plan: ProgramPlan, block: int) -> dict[str, Any]:
     """A program as one trace: each turn comes `gap_s` after the one before it was answered."""
-    ids = _Ids()
+    ids: dict[tuple[Span, ...], int] = {}  # of blocks, by all that stands before them and in them
     requests, now = [], 0.0
     for turn in plan.turns:
         now += turn.gap_s
@@ -35,23 +35,13 @@ def trace(plan: ProgramPlan, block: int) -> dict[str, Any]:
                 "model": MODEL,
                 "in": turn.num_prompt_tokens,
                 "out": turn.answer.length,
-                "hash_ids": [ids.of(each) for each in blocks(turn.prompt, block)],
+                "hash_ids": [ids.setdefault(each, len(ids)) for each in blocks(turn.prompt, block)],
                 "api_time": 0.0,  # so that `t` is made of gaps alone
                 "think_time": turn.gap_s,
             }
         )
     head = {"id": plan.name, "models": [MODEL], "block_size": block, "hash_id_scope": "local"}
     return {**head, "requests": requests}
-
-
-class _Ids:
-    """A number for each block, by all that stands before it and in it."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[Span, ...], int] = {}
-
-    def of(self, block: tuple[Span, ...]) -> int:
-        return self._known.setdefault(block, len(self._known))
 
 
 def blocks(prompt: Sequence[Span], block: int) -> Iterator[tuple[Span, ...]]:

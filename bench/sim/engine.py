@@ -7,7 +7,6 @@ KVCacheManager, BlockPool, Request with chained block hashes. Modelled: how long
 
 from __future__ import annotations
 
-import contextlib
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -121,7 +120,6 @@ class Engine:
         self.num_steps = self.num_preemptions = self.num_computed_tokens = 0
         self.busy_s = 0.0
         self._progress: dict[str, Progress] = {}
-        self.must_reset = False
 
     def _build_scheduler(self) -> Any:
         scheduler, hash_block_size = versions.scheduler(self.vllm_config, self.layout())
@@ -172,29 +170,15 @@ class Engine:
         self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
         del self._progress[request_id]
 
-    def change_weights(self) -> None:
-        """All KV is of the past from now on: what a trainer does after it has updated the weights,
-        again before each step until vLLM has done it (`must_reset`)."""
-        self.must_reset = True
-
-    def _reset(self) -> None:
-        """vLLM raises, with all requests preempted, while a load is under way."""
-        with contextlib.suppress(RuntimeError):
-            self.must_reset = not self.scheduler.reset_prefix_cache(
-                reset_running_requests=True, reset_connector=True
-            )
-
     @property
     def has_requests(self) -> bool:
         """Whether a step could do anything."""
-        return self.must_reset or bool(self.scheduler.has_requests())
+        return bool(self.scheduler.has_requests())
 
     # -- steps -------------------------------------------------------------------------
     def step(self, wake: Callable[[], float]) -> Iterator[Finished]:
         """Schedule, compute, update. `wake` says when an idle engine has news at the latest."""
         now = self.clock.now
-        if self.must_reset:
-            self._reset()
         step = self.scheduler.schedule()
         work = compat.step_work(step)
         seconds = step_seconds(self.machine, work) if work else 0.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-GB, GIB = 10**9, 2**30
+GB = 10**9
+UTILIZATION = 0.9  # of the GPU's memory, as vLLM has it
 
 
 @dataclass(frozen=True)
@@ -191,35 +192,30 @@ def machine(
     tp: int = 1,
     kv_tokens: int | None = None,
     pcie_gb_s: float | None = None,
-    utilization: float = 0.9,
     block_size: int | None = None,
     reserve_full_isl: bool = True,
-    mfu: float | None = None,
     step_s: float | None = None,
     disk_gb: float = 0.0,
     disk_gb_s: float = 7.0,
 ) -> Machine:
     """Return a server by names. Raises KeyError for unknown ones, ValueError if nothing fits.
 
-    Without `kv_tokens`: what the published sweep counted, else what `utilization` of the memory
-    leaves beside the weights and 4 GB of activations. `pcie_gb_s`, `mfu` and `step_s` replace the
-    GPU's own. Without `block_size`: what a model with states needs, else 64. `disk_gb_s`: that a
-    drive of `disk_gb`, 0 for none, reads; it writes half as fast.
+    Without `kv_tokens`: what the published sweep counted, else what nine tenths of the memory leave
+    beside the weights and 4 GB of activations. `pcie_gb_s` and `step_s` replace the GPU's own.
+    Without `block_size`: what a model with states needs, else 64. `disk_gb_s`: that a drive of
+    `disk_gb`, 0 for none, reads; it writes half as fast.
     """
     one, what = GPUS[gpu], MODELS[model]
     if block_size is None:
         block_size = what.states.block_size if what.states else 64
     if pcie_gb_s is not None:
         one = replace(one, pcie_rate=pcie_gb_s * GB, pcie_both=pcie_gb_s * GB)
-    one = replace(
-        one,
-        mfu=one.mfu if mfu is None else mfu,
-        step_s=one.step_s if step_s is None else step_s,
-    )
+    if step_s is not None:
+        one = replace(one, step_s=step_s)
     if kv_tokens is None and tp == 1 and model == "llama-8b":
         kv_tokens = PUBLISHED_KV_TOKENS.get(gpu)
     if kv_tokens is None:
-        room = tp * (one.memory_bytes * utilization - 4 * GB) - what.weight_bytes
+        room = tp * (one.memory_bytes * UTILIZATION - 4 * GB) - what.weight_bytes
         kv_tokens = int(room / what.token_bytes)
     if kv_tokens < 2 * block_size:
         raise ValueError(

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.common.plans import ProgramPlan, Workload
 from bench.sim.agenda import Agenda, Clock
 from bench.sim.arms import Asking, LabArm
-from bench.sim.batches import Batches
 from bench.sim.bus import Bus, Disk, Way
 from bench.sim.engine import Engine, Finished
 from bench.sim.hardware import Machine
@@ -61,16 +60,13 @@ class Lab:
         self._children: dict[tuple[str, int], list[ProgramPlan]] = {}
         self._sent: dict[str, tuple[Running, int, float]] = {}
         self.turns: list[TurnRecord] = []
-        self._batches = Batches(workload)
-        self._begin = self._batches.first()  # of a batch that is due
+        for plan in workload.programs:
+            if plan.after is None:
+                self.agenda.put(plan.arrival_s, functools.partial(self._send, plan.name))
+            else:
+                self._children.setdefault(plan.after, []).append(plan)
 
     # -- the clients -------------------------------------------------------------------
-    def _plan_start(self, plan: ProgramPlan, now: float) -> None:
-        if plan.after is None:
-            self.agenda.put(now + plan.arrival_s, functools.partial(self._send, plan.name))
-        else:
-            self._children.setdefault(plan.after, []).append(plan)
-
     def _send(self, name: str) -> None:
         """A program's next turn arrives; its due time is when the agenda was to run."""
         running = self._running[name]
@@ -118,15 +114,6 @@ class Lab:
         else:
             running.ended, running.tokens = finished.at, ()
             self._release(plan.name, finished.at)
-            self._end(plan.name, finished.at)
-
-    def _end(self, name: str, now: float) -> None:
-        """A program has ended; with the last of a batch the weights change, and nobody is sent
-        anything before that is done."""
-        changes, begin = self._batches.ended(name, now)
-        self._begin += begin
-        if changes:
-            self.engine.change_weights()
 
     def _await(self, running: Running, now: float) -> None:
         """The program's next turn comes a gap after now, or after the programs it joins."""
@@ -165,11 +152,9 @@ class Lab:
         return max(turn.gap_s, turn.at_s - now)
 
     # -- the run -----------------------------------------------------------------------
-    def play(self, progress: Callable[[float], None] | None = None) -> RunRecord:
-        """Run until every program is answered. `progress` gets the share of turns done.
-
-        Raises StuckError, naming who waits, if nothing ends for an hour.
-        """
+    def play(self) -> RunRecord:
+        """Run until every program is answered. Raises StuckError, naming who waits, if nothing ends
+        for an hour."""
         began, last_end = time.perf_counter(), 0.0
         total = sum(len(plan.turns) for plan in self._workload.programs)
         while len(self.turns) < total:
@@ -180,18 +165,12 @@ class Lab:
             for finished in self.engine.step(self._wake):
                 last_end = finished.at
                 self._answered(finished)
-                if progress is not None:
-                    progress(len(self.turns) / total)
             if self.clock.now > last_end + STUCK_S and self._sent:
                 raise StuckError(f"{self._arm.name}: nothing ends; waiting: {sorted(self._sent)}")
         return self._record(time.perf_counter() - began)
 
     def _arrive(self) -> None:
         """Everything due by now happens, each at its own time; the engine was busy meanwhile."""
-        if not self.engine.must_reset:
-            for plan in self._begin:
-                self._plan_start(plan, self.clock.now)
-            self._begin = []
         while (due := self.agenda.next_time) <= self.clock.now:
             self._due = due
             self.agenda.run_due(due)
@@ -225,5 +204,4 @@ class Lab:
             wall_s=wall_s,
             written_bytes=disk.num_bytes[Way.WRITE] if disk else 0.0,
             read_bytes=disk.num_bytes[Way.READ] if disk else 0.0,
-            extra=dict(self._batches.figures()),
         )

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from bench.common.plans import ProgramPlan, TurnPlan, Workload
-from bench.sim.batches import Batches
+from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim.hardware import Machine
-from bench.sim.seen import Seen
 from bench.sim.step_time import step_seconds
 from continuum_connector.costs.prefill import Work
 
@@ -46,13 +43,48 @@ def answer_seconds(machine: Machine, turn: TurnPlan) -> tuple[float, float]:
     return num_steps * (step_s - step_seconds(machine, Work())), num_steps * step_s
 
 
+class Seen:
+    """Remembers prompts and answers, which are equal where the spans before them are.
+
+    `unit`: tokens that are known all or none; `num_dropped`: units at the end of what is known
+    that are computed again all the same.
+    """
+
+    def __init__(self, unit: int = 1, num_dropped: int = 0) -> None:
+        self._unit, self._num_dropped = unit, num_dropped
+        self._lengths: dict[tuple[tuple[Span, ...], int, int], int] = {}
+
+    def known(self, turn: TurnPlan) -> int:
+        """Tokens of the turn's prompt that were said before, at least one less than all of it:
+        vLLM computes the last one again."""
+        known, before = 0, tuple[Span, ...]()
+        for span in turn.prompt:
+            length = self._lengths.get((before, span.stream, span.start), 0)
+            known += min(length, span.length)
+            if length < span.length:
+                break
+            before = (*before, span)
+        num_units = min(known, turn.num_prompt_tokens - 1) // self._unit
+        return max(0, num_units - self._num_dropped) * self._unit
+
+    def add(self, turn: TurnPlan) -> None:
+        """Remember a turn's prompt and, where it goes on with it, its answer."""
+        before = tuple[Span, ...]()
+        for span in turn.prompt:
+            key = (before, span.stream, span.start)
+            end, length = span.start + span.length, span.length
+            if turn.answer.stream == span.stream and turn.answer.start == end:
+                length += turn.answer.length
+            self._lengths[key] = max(self._lengths.get(key, 0), length)
+            before = (*before, span)
+
+
 @dataclass
 class _OnPaper:
     """Plays a workload without an engine: no turn waits for another program's."""
 
     machine: Machine
     programs: dict[str, ProgramPlan]
-    batches: Batches
     seen: Seen
     work_s: float = 0.0
     forgetful_s: float = 0.0
@@ -63,14 +95,11 @@ class _OnPaper:
     _held: dict[str, int] = field(default_factory=dict)
 
     def play(self) -> None:
-        self._begin(self.batches.first(), 0.0)
+        for plan in self.programs.values():
+            if plan.after is None:
+                heapq.heappush(self._due, (plan.arrival_s, plan.name, 0))
         while self._due:
             self._turn(*heapq.heappop(self._due))
-
-    def _begin(self, plans: Iterable[ProgramPlan], now: float) -> None:
-        for plan in plans:
-            if plan.after is None:
-                heapq.heappush(self._due, (now + plan.arrival_s, plan.name, 0))
 
     def _turn(self, now: float, name: str, index: int) -> None:
         plan = self.programs[name]
@@ -94,10 +123,6 @@ class _OnPaper:
         else:
             self._ended[plan.name] = now
             self._hold(now, plan.name, 0)
-            changes, following = self.batches.ended(plan.name, now)
-            if changes:
-                self.seen.forget()
-            self._begin(following, max(self._ended.values()))  # turns are not played by their ends
         for name, (before, next_index) in list(self._waiting.items()):
             turn = self.programs[name].turns[next_index]
             if all(other in self._ended for other in turn.joins):
@@ -115,7 +140,7 @@ def demand(workload: Workload, machine: Machine) -> Demand:
     num_dropped = 1 if machine.model.num_drafts else 0  # vLLM drops a block for the MTP layer
     seen = Seen(machine.reuse_unit, num_dropped)
     plans = {plan.name: plan for plan in workload.programs}
-    paper = _OnPaper(machine, plans, Batches(workload), seen)
+    paper = _OnPaper(machine, plans, seen)
     paper.play()
     held = most = 0
     for _, change in sorted(paper.changes):
@@ -125,10 +150,7 @@ def demand(workload: Workload, machine: Machine) -> Demand:
 
 
 def stretched(workload: Workload, window_s: float) -> Workload:
-    """The same programs, arriving within `window_s` instead of a second. Batches begin when others
-    end, and are sent as fast as the client can."""
-    if workload.has_batches:
-        return workload
+    """The same programs, arriving within `window_s` instead of a second."""
     programs = (
         plan if plan.after else replace(plan, arrival_s=plan.arrival_s * window_s)
         for plan in workload.programs

@@ -16,7 +16,7 @@ import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is imported
@@ -28,9 +28,8 @@ from bench.sim import runner
 from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
 from bench.sim.hardware import MODELS
 from bench.sim.job import Job, Result
-from bench.sim.matrix_page import Origin, page
+from bench.sim.matrix_page import origin, page
 from bench.sim.pair import FIRST_TTFT
-from bench.sim.pool import Tell
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, percentile, verdict
@@ -84,17 +83,14 @@ def ran(parser: argparse.ArgumentParser, said: argparse.Namespace, matrix: Matri
 def main(arguments: Sequence[str]) -> int:
     """Run what is missing, then print or write the page; returns the exit code."""
     parser = options("matrix", __doc__)
-    parser.add_argument("--fast", action="store_true", help="only the cells that a test runs")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     said = parser.parse_args(arguments)
     matrix = load_matrix()
-    if said.fast:
-        matrix = replace(matrix, cells=tuple(cell for cell in matrix.cells if cell.fast))
     these = ran(parser, said, matrix)
     found = judge(these.cells, these.results, these.asked)
     seeds = _seed_words(matrix, these.seeds)
-    origin = Origin(these.command, seeds, tuple(these.arms), code_mark(), versions())
-    text = page(found, origin, len(these.cells) - len(found))
+    source = origin(these.command, seeds, these.arms, code_mark(), versions())
+    text = page(found, source, len(these.cells) - len(found))
     if said.write:
         PAGE.write_text(text)
     else:
@@ -153,13 +149,13 @@ def refusal(one: Job) -> str:
     return ARMS[one.arm].refuses(MODELS[str(model)]) if model else ""
 
 
-def play(one: Job, tell: Tell) -> RunRecord:
+def play(one: Job) -> RunRecord:
     """Play a job of the matrix."""
     from bench.sim.arms import ARMS
     from bench.sim.lab import Lab
 
     made = scene(cell_of(one.params), one.seed)
-    record = Lab(made.machine, ARMS[one.arm], made.workload).play(tell)
+    record = Lab(made.machine, ARMS[one.arm], made.workload).play()
     in_engine = sum(turn.finished - turn.arrived for turn in record.turns)
     first = [turn.first_token - turn.arrived for turn in record.turns if not turn.index]
     extra = {**record.extra, "served_s": in_engine / len(record.jct_s)}

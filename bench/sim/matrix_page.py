@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from bench.common.arms import OURS
 from bench.common.tables import markdown
@@ -19,33 +18,25 @@ from bench.sim.verdict import (
 )
 
 
-@dataclass(frozen=True)
-class Origin:
+def origin(
+    command: str, seeds: str, arms: Sequence[str], code: str, versions: Mapping[str, str]
+) -> str:
     """Where the numbers come from. `seeds`: in words; `code`, `versions`: as in provenance.py."""
-
-    command: str
-    seeds: str
-    arms: tuple[str, ...]
-    code: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        rivals = ", ".join(filter(is_rival, self.arms)) or "none"
-        return (
-            f"`{self.command}`; seeds {self.seeds}; code {self.code}; {versions}. Arms: "
-            f"{', '.join(self.arms)}. Rivals, which are not ours: {rivals}. What the cells are: "
-            "`matrix.toml`."
-        )
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    rivals = ", ".join(filter(is_rival, arms)) or "none"
+    return (
+        f"`{command}`; seeds {seeds}; code {code}; {told}. Arms: {', '.join(arms)}. Rivals, which "
+        f"are not ours: {rivals}. What the cells are: `matrix.toml`."
+    )
 
 
-def page(verdicts: Sequence[Verdict], origin: Origin, num_missing: int = 0) -> str:
+def page(verdicts: Sequence[Verdict], origin: str, num_missing: int = 0) -> str:
     """Return MATRIX.md; `num_missing`: cells that were stopped before all of their runs were
     tried."""
     missing = f" **{num_missing} cells are not here: the run was stopped.**" if num_missing else ""
     parts = [
         "# The scenario matrix",
-        str(origin),
+        origin,
         "Mean JCT in seconds, of an arm over the best one; **bold**: the best; -: it did not "
         f"run. P99 in brackets: fewer than {P99_PROGRAMS} programs, so it is the slowest one "
         f"and not judged. Busy: share of {OURS}'s time in which the GPU computes. Simulated: see "

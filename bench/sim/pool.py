@@ -11,20 +11,16 @@ import multiprocessing
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from bench.sim.job import Job, Result
 from bench.sim.result import RunRecord
 
-Tell = Callable[[float], None]
-Play = Callable[[Job, Tell], RunRecord]
+Play = Callable[[Job], RunRecord]
 
-TELL_EVERY_S = 0.5
 ENVIRONMENT = {
     "PYTHONHASHSEED": "0",  # hash_block() hashes text
     "OMP_NUM_THREADS": "1",
@@ -33,24 +29,15 @@ ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class News:
-    """News of a job: the `share` of it that is done, and at its end the result."""
-
-    job: Job
-    share: float
-    result: Result | None = None
-
-
 class Pool:
-    """`play_all` yields news as it comes. Leaving the context ends the processes."""
+    """`play_all` yields results as they come. Leaving the context ends the processes."""
 
     def __init__(self, play: Play, num_workers: int) -> None:
         self._play = play
         self._num_workers = num_workers
         self._workers: dict[Connection, _Worker] = {}
 
-    def play_all(self, jobs: Sequence[Job]) -> Iterator[News]:
+    def play_all(self, jobs: Sequence[Job]) -> Iterator[Result]:
         """Play the jobs, begun in their order; each ends with exactly one result."""
         left = list(reversed(jobs))
         for _ in range(min(self._num_workers, len(left))):
@@ -58,10 +45,7 @@ class Pool:
         while self._workers:
             for connection in wait(list(self._workers)):
                 worker = self._workers[connection]
-                told = worker.told()
-                yield told
-                if told.result is None:
-                    continue
+                yield worker.result()
                 if not worker.is_alive:
                     self._end(worker)
                     if left:
@@ -106,19 +90,17 @@ class _Worker:
 
     def give(self, job: Job) -> None:
         self._job = job
-        with contextlib.suppress(BrokenPipeError):  # told() will find that it died
+        with contextlib.suppress(BrokenPipeError):  # result() will find that it died
             self.connection.send(job)
 
-    def told(self) -> News:
-        """The next news of the job."""
+    def result(self) -> Result:
+        """Of the job, once it has ended."""
         try:
-            share, record, error = self.connection.recv()
+            record, error = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.is_alive = False
-            return News(self._job, 1.0, Result(self._job, error=self._death()))
-        if record is None and not error:
-            return News(self._job, share)
-        return News(self._job, 1.0, Result(self._job, record, error))
+            record, error = None, self._death()
+        return Result(self._job, record, error)
 
     def _death(self) -> str:
         self._process.join()
@@ -158,21 +140,11 @@ def _serve(connection: Connection, play: Play, log: str) -> None:
         os.dup2(file.fileno(), 2)
     with contextlib.suppress(EOFError):
         while True:
-            _play_one(connection, play, connection.recv())
+            connection.send(_played(play, connection.recv()))
 
 
-def _play_one(connection: Connection, play: Play, job: Job) -> None:
-    last = time.monotonic()
-
-    def tell(share: float) -> None:
-        nonlocal last
-        if (now := time.monotonic()) - last >= TELL_EVERY_S:
-            last = now
-            connection.send((share, None, ""))
-
-    answer: tuple[float, Any, str]
+def _played(play: Play, job: Job) -> tuple[RunRecord | None, str]:
     try:
-        answer = 1.0, play(job, tell), ""
+        return play(job), ""
     except Exception as error:  # the job's failure, not the run's
-        answer = 1.0, None, f"{type(error).__name__}: {error}".rstrip(": ")
-    connection.send(answer)
+        return None, f"{type(error).__name__}: {error}".rstrip(": ")

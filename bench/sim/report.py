@@ -32,7 +32,7 @@ HONEST = (
 )
 
 
-def page(results: Iterable[Result], starts: Sequence[Start], title: str = "") -> str:
+def page(results: Iterable[Result], starts: Sequence[Start]) -> str:
     """The page of results, plain vLLM first, what no server can run last."""
     ordered = sorted(results, key=_place)
     runs = [loaded(each) for each in ordered]
@@ -45,7 +45,7 @@ def page(results: Iterable[Result], starts: Sequence[Start], title: str = "") ->
         ),
     }
     reported = Reported(runs, points_of(runs, STOCK), HONEST, told)
-    return page_of(reported, title, "simulated")
+    return page_of(reported, "simulated")
 
 
 def points(results: Iterable[Result]) -> list[Point]:

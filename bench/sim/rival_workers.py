@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.sim.bus import Bus, Copy, Disk, Way
+from bench.sim.workers import Worker
 
 
 @dataclass
-class SimpleWorker:
+class SimpleWorker(Worker):
     """SimpleCPUOffloadWorker: a load and a store at most per step, each an event."""
 
     bus: Bus
@@ -58,7 +59,7 @@ class SimpleWorker:
 
 
 @dataclass
-class OffloadingWorker:
+class OffloadingWorker(Worker):
     """OffloadingConnectorWorker: jobs; a store is submitted when the next step begins."""
 
     bus: Bus
@@ -117,7 +118,7 @@ class TieringWorker(OffloadingWorker):
 
 
 @dataclass
-class LmcacheWorker:
+class LmcacheWorker(Worker):
     """LMCache's: the forward pass waits for the loads, the next step for the stores."""
 
     bus: Bus
@@ -133,12 +134,6 @@ class LmcacheWorker:
         if not num_tokens:
             return 0.0
         return _wait(self.bus, [self.bus.submit(way, num_tokens * self.token_bytes, now)], now)
-
-    def output(self, now: float) -> dict[str, Any]:
-        return {}
-
-    def next_done(self) -> float:
-        return math.inf
 
 
 def _take(copies: dict[int, Copy], now: float) -> list[int]:

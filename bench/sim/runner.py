@@ -2,7 +2,7 @@
 
 Kept of each run: every total, every program's completion time, and every turn as an array of
 eight numbers (result.TurnRecord), times to 0.1 ms: some 50 bytes a turn, 0.1 MB for 255 programs
-of eight turns. Without `keep_turns` only totals and completion times are.
+of eight turns. Of `play_without_turns` only totals and completion times are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.console import Console
 
 from bench.common.progress import Progress
 from bench.sim.job import Job, Result, Start
-from bench.sim.pool import Play, Pool, Tell
+from bench.sim.pool import Play, Pool
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord, TurnRecord
 from bench.sim.store import Store
@@ -63,7 +63,7 @@ class Outcome:
         return text + (". The same command tries the failed ones again." if self.failed else ".")
 
 
-def play(job: Job, tell: Tell) -> RunRecord:
+def play(job: Job) -> RunRecord:
     """Play one job in this process; the first imports vLLM."""
     from bench.sim.arms import ARMS
     from bench.sim.hardware import machine
@@ -72,13 +72,13 @@ def play(job: Job, tell: Tell) -> RunRecord:
 
     built = at_rate(job.workload, job.params, job.seed)
     options: dict[str, Any] = dict(job.machine)
-    record = Lab(machine(**options), ARMS[job.arm], built).play(tell)
+    record = Lab(machine(**options), ARMS[job.arm], built).play()
     return msgspec.structs.replace(compact(record), seed=job.seed, note=built.note)
 
 
-def play_without_turns(job: Job, tell: Tell) -> RunRecord:
+def play_without_turns(job: Job) -> RunRecord:
     """The same, of which no single turn is kept."""
-    return msgspec.structs.replace(play(job, tell), turns=[])
+    return msgspec.structs.replace(play(job), turns=[])
 
 
 def compact(record: RunRecord) -> RunRecord:
@@ -135,7 +135,7 @@ def _do(
     """Play the jobs; return the signal that ended it early, if one did."""
     num_workers = num_workers or len(os.sched_getaffinity(0))
     weights = {job.key: job.weight for job in jobs}
-    done, num_ended, num_failed = dict.fromkeys(weights, 0.0), 0, 0
+    done, num_ended, num_failed = 0.0, 0, 0
     console = console or Console(stderr=True)
     try:
         with (
@@ -143,17 +143,16 @@ def _do(
             Progress(console, "simulating", sum(weights.values())) as progress,
             Pool(play, num_workers) as pool,
         ):
-            for news in pool.play_all(jobs):
-                done[news.job.key] = news.share * weights[news.job.key]
-                if news.result is not None:
-                    store.append(msgspec.structs.replace(news.result, code=code_mark()))
-                    num_ended += 1
-                    if news.result.error:
-                        num_failed += 1
-                        line = f"failed: {news.job}: {news.result.error}"
-                        console.print(line, markup=False, highlight=False)
+            for result in pool.play_all(jobs):
+                store.append(msgspec.structs.replace(result, code=code_mark()))
+                done += weights[result.job.key]
+                num_ended += 1
+                if result.error:
+                    num_failed += 1
+                    line = f"failed: {result.job}: {result.error}"
+                    console.print(line, markup=False, highlight=False)
                 failed = f", {num_failed} failed" if num_failed else ""
-                progress.update(sum(done.values()), f"{num_ended} of {len(jobs)} runs{failed}")
+                progress.update(done, f"{num_ended} of {len(jobs)} runs{failed}")
     except KeyboardInterrupt as stop:
         return stop.args[0] if stop.args else signal.SIGINT
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,14 +73,6 @@ def our_job(arm: str, rate: int, seed: int) -> Job:
     return Job(OUR_ARMS[arm], "eight_turns", params, OUR_MACHINE, seed)
 
 
-def cells(columns: Iterable[Column], gpus: Sequence[str]) -> Iterator[tuple[Column, str, int]]:
-    """All that was published of these."""
-    for column in columns:
-        for gpu, rates in column.table.items():
-            if gpu in gpus:
-                yield from ((column, gpu, rate) for rate in rates)
-
-
 def log_error(pairs: Iterable[tuple[float, float]]) -> float:
     """Root of the mean square of log(simulated / measured)."""
     squares = [math.log(simulated / measured) ** 2 for measured, simulated in pairs]
@@ -99,48 +91,34 @@ def mean_jct_s(results: Iterable[Result]) -> dict[str, float]:
 def validation(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
     """The table, in Markdown."""
     rows = []
+    pairs: dict[str, list[tuple[float, float]]] = {column.title: [] for column in COLUMNS}
     for gpu in gpus:
         for rate in sorted({rate for column in COLUMNS for rate in column.table.get(gpu, {})}):
-            cells = (_cell(column, gpu, rate, jct_s) for column in COLUMNS)
-            rows.append([f"{gpu} {rate}", *cells])
-    errors = [f"{log_error(_pairs(column, gpus, jct_s)):.2f}" for column in COLUMNS]
-    titles = ["GPU, JPS", *(column.title for column in COLUMNS)]
-    return markdown(titles, [*rows, ["rms log error", *errors]])
+            rows.append([f"{gpu} {rate}"])
+            for column in COLUMNS:
+                measured = column.table.get(gpu, {}).get(rate)
+                simulated = jct_s.get(job(column.arm, gpu, rate).key)
+                rows[-1].append(_told(measured, simulated, pairs[column.title]))
+    errors = [f"{log_error(each):.2f}" for each in pairs.values()]
+    return markdown(["GPU, JPS", *pairs], [*rows, ["rms log error", *errors]])
 
 
 def our_validation(jct_s: dict[str, float]) -> str:
     """The table of our own runs, in Markdown."""
-    rows, errors = [], []
+    rows, pairs = [], list[tuple[float, float]]()
     for (rate, seed), measured in our_runs().items():
-        row = [f"{rate} for {OUR_WINDOW_S[rate]} s, seed {seed}"]
-        for arm in OUR_ARMS:
-            simulated = jct_s.get(our_job(arm, rate, seed).key)
-            if arm in measured and simulated is not None:
-                errors.append((measured[arm], simulated))
-            row.append(_told(measured.get(arm), simulated))
-        rows.append(row)
+        simulated = {arm: jct_s.get(our_job(arm, rate, seed).key) for arm in OUR_ARMS}
+        told = (_told(measured.get(arm), simulated[arm], pairs) for arm in OUR_ARMS)
+        rows.append([f"{rate} for {OUR_WINDOW_S[rate]} s, seed {seed}", *told])
     titles = ["JPS", *(f"`{arm}`: `{lab}`" for arm, lab in OUR_ARMS.items())]
-    return f"{markdown(titles, rows)}\n\nrms log error: {log_error(errors):.2f}"
+    return f"{markdown(titles, rows)}\n\nrms log error: {log_error(pairs):.2f}"
 
 
-def _pairs(
-    column: Column, gpus: Sequence[str], jct_s: dict[str, float]
-) -> Iterator[tuple[float, float]]:
-    for _, gpu, rate in cells([column], gpus):
-        simulated = jct_s.get(job(column.arm, gpu, rate).key)
-        if simulated is not None:
-            yield column.table[gpu][rate], simulated
-
-
-def _cell(column: Column, gpu: str, rate: int, jct_s: dict[str, float]) -> str:
-    measured = column.table.get(gpu, {}).get(rate)
-    simulated = jct_s.get(job(column.arm, gpu, rate).key)
-    return _told(measured, simulated)
-
-
-def _told(measured: float | None, simulated: float | None) -> str:
+def _told(measured: float | None, simulated: float | None, pairs: list[tuple[float, float]]) -> str:
+    """A cell, which is counted among `pairs` where both are known."""
     if measured is None or simulated is None:
         return "-"
+    pairs.append((measured, simulated))
     return f"{_short(measured)} / {_short(simulated)} / {simulated / measured:.2f}"
 
 
@@ -171,11 +149,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _jobs(gpus: Sequence[str]) -> list[Job]:
-    published = [job(column.arm, gpu, rate) for column, gpu, rate in cells(COLUMNS, gpus)]
-    ours = (
-        [our_job(arm, *point) for point in our_runs() for arm in OUR_ARMS] if "H200" in gpus else []
-    )
-    return published + ours
+    published = [
+        job(column.arm, gpu, rate)
+        for column in COLUMNS
+        for gpu, rates in column.table.items()
+        for rate in rates
+        if gpu in gpus
+    ]
+    ours = [our_job(arm, *point) for point in our_runs() for arm in OUR_ARMS]
+    return [*published, *ours] if "H200" in gpus else published
 
 
 if __name__ == "__main__":

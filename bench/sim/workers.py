@@ -8,44 +8,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from bench.sim.bus import Bus, Copy, Disk, Way
 from continuum_connector.messages import TransferOutcome, WorkerReport
 
 
-class Worker(Protocol):
-    """What the lab needs of a worker half."""
-
-    bus: Bus
-
-    def start(self, step: Any, now: float, end: float) -> float:
-        """Submit what the step's metadata asks for; it was scheduled at `now` and computes until
-        `end`. Returns the seconds by which copies make the step longer, 0 if they do not."""
-        ...
-
-    def output(self, now: float) -> dict[str, Any]:
-        """Return and forget what has settled by `now`, as arguments of KVConnectorOutput."""
-        ...
-
-    def next_done(self) -> float:
-        """When the next transfer settles; infinite if none is under way."""
-        ...
-
-
-class NoWorker:
-    """Without a connector there is nothing to copy."""
+class Worker:
+    """What the lab needs of a worker half. This one has nothing to copy: there is no connector."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
 
     def start(self, step: Any, now: float, end: float) -> float:
+        """Submit what the step's metadata asks for; it was scheduled at `now` and computes until
+        `end`. Returns the seconds by which copies make the step longer, 0 if they do not."""
         return 0.0
 
     def output(self, now: float) -> dict[str, Any]:
+        """Return and forget what has settled by `now`, as arguments of KVConnectorOutput."""
         return {}
 
     def next_done(self) -> float:
+        """When the next transfer settles; infinite if none is under way."""
         return math.inf
 
 
@@ -57,7 +42,7 @@ class _Transfer:
 
 
 @dataclass
-class OurWorker:
+class OurWorker(Worker):
     """ContinuumWorker: StepPlan down, WorkerReport up; no step ever waits for a copy.
 
     Of a disk it is told how many slots there are; reads go first (csrc's threads). What is taken

@@ -18,13 +18,9 @@ from pathlib import Path
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is imported
 
-from rich.console import Console
-
-from bench.cli import any_number, positive, start, teaching_parser, whole
+from bench.cli import any_number, positive, start, teaching_parser
+from bench.common.tables import markdown
 from bench.storm.agents import Force
-from bench.storm.judge import Verdict, judge
-from bench.storm.report import as_json, print_all
-from continuum_connector.config import POLICIES
 
 TEACH = """\
 what must be true (exit status 1 otherwise)
@@ -40,28 +36,30 @@ what must be true (exit status 1 otherwise)
 
 examples
   python -m bench.storm --requests 100000 --json storm.json    seven minutes of a quiet core
-  python -m bench.storm --seed 7 --concurrency 64   other agents, and more of them at once
+  python -m bench.storm --seed 7                               other agents
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Storm, print, return the exit status."""
-    from bench.storm.fake_arm import run_fake  # vLLM, which takes seconds
+    from bench.storm.judge import Verdict, judge  # vLLM, which takes seconds
+    from bench.storm.run import fire
 
     options = parse(argv)
-    force = Force(options.requests, options.seed, options.concurrency, options.policy)
-    progress = Console(stderr=True, highlight=False)
     try:
-        run = run_fake(force, lambda text: progress.print(text, markup=False, soft_wrap=True))
+        run = fire(Force(options.requests, options.seed), lambda text: print(text, file=sys.stderr))
     except KeyboardInterrupt:
-        progress.print("stopped")
+        print("stopped", file=sys.stderr)
         return 130
-    findings = judge(run)
-    print_all(Console(width=None if sys.stdout.isatty() else 140), run, findings)
+    statuses = run.tally.by_status
+    findings = [(each.what, each.verdict.value, each.text) for each in judge(run)]
+    print(markdown(("requests", "ended with"), [(n, how) for how, n in sorted(statuses.items())]))
+    print("\n".join(["", *run.tally.unexpected, markdown(("finding", "", ""), findings)]))
     if options.json:
+        found = {"statuses": statuses, "findings": findings, "virtual_s": run.virtual_s}
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(as_json(force, run, findings), indent=1))
-    return int(any(finding.verdict is Verdict.WRONG for finding in findings))
+        options.json.write_text(json.dumps(found, indent=1))
+    return int(any(verdict == Verdict.WRONG.value for _, verdict, _ in findings))
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -70,14 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--requests", type=positive, default=1500, help="in all (1500)")
     add("--seed", type=any_number, default=1, help="of agents, words, garbage and times (1)")
-    add(
-        "--concurrency",
-        type=whole(1, 10_000),
-        default=24,
-        help="agents at once, forks not counted (24)",
-    )
-    add("--policy", choices=POLICIES, default=Force.policy, help=f"what decides ({Force.policy})")
-    add("--json", type=Path, metavar="FILE", help="write everything there")
+    add("--json", type=Path, metavar="FILE", help="write that there, too")
     return parser.parse_args(argv)
 
 

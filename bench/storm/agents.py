@@ -8,16 +8,20 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bench.serve.apis import APIS
 from bench.serve.server import SERVED_NAME
-from bench.storm.client import ABORTED, Ended, Server, Tally
 from bench.storm.garbage import BODIES, encode, spoil
 from bench.storm.plan import Agent, Turn, draw_agent, text
+from bench.storm.record import ABORTED, Ended, Tally
+
+if TYPE_CHECKING:
+    from bench.storm.fake import FakeServer
 
 RESETS = ("", "?reset_running_requests=true", "?reset_external=true")
 RESETS += ("?reset_running_requests=true&reset_external=true",)
+AT_ONCE = 24  # agents, forks not counted
 NUM_RESETS, NUM_SWITCHES, NUM_PROBES = 8, 4, 60
 PROBES = [text(random.Random(f"probe {i}"), 200) for i in range(6)]
 SWITCH_S = 1.5  # the connector reads its switch once a second
@@ -31,19 +35,16 @@ class Force:
 
     requests: int = 1000
     seed: int = 1
-    concurrency: int = 24
-    policy: str = "fixed_ttl"  # of the connector; others learn that so small a model needs no pin
 
 
 @dataclass
 class Storm:
-    """One storm at one server. `switch`: the file that switches the connector, if it has one."""
+    """One storm at one server. `switch`: the file that switches the connector."""
 
-    client: Server
+    client: FakeServer
     force: Force
-    switch: Path | None = None
+    switch: Path
     tally: Tally = field(default_factory=Tally)
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep  # an agent's tool
     sent: int = 0
     done: int = 0
 
@@ -54,11 +55,10 @@ class Storm:
 
     async def run(self) -> None:
         """Fire until so many requests have been sent, and let the last ones end."""
-        await asyncio.gather(*(self._worker() for _ in range(self.force.concurrency)))
+        await asyncio.gather(*(self._worker() for _ in range(AT_ONCE)))
         while self._beside:
             await asyncio.gather(*self._beside)
-        if self.switch:
-            self._say("on")
+        self._say("on")
 
     # --- agents -----------------------------------------------------------------------
     @property
@@ -73,7 +73,7 @@ class Storm:
         """Take the agent's turns; `history` alternates its texts and the answers."""
         rng = random.Random(f"{agent.name} lives")
         for index, turn in enumerate(agent.turns):
-            await self.sleep(turn.pause_s)
+            await asyncio.sleep(turn.pause_s)  # an agent's tool
             if self._over:
                 return
             if turn.compacts:
@@ -140,7 +140,7 @@ class Storm:
         resets = [(num * (i + 0.5) / NUM_RESETS, self._resetting(i)) for i in range(NUM_RESETS)]
         probes = [(num * (i + 0.5) / NUM_PROBES, self._probing(i)) for i in range(NUM_PROBES)]
         off = [(num * (i + 0.25) / NUM_SWITCHES, self._switching) for i in range(NUM_SWITCHES)]
-        return [*resets, *probes, *(off if self.switch else ())]
+        return [*resets, *probes, *off]
 
     def _resetting(self, number: int) -> Event:
         async def reset() -> None:
@@ -162,7 +162,6 @@ class Storm:
         self._say("on")
 
     def _say(self, word: str) -> None:
-        assert self.switch is not None
         self.switch.write_text(f"{word}\n")
 
     async def _probe(self, number: int) -> None:

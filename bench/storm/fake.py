@@ -23,20 +23,19 @@ from bench.sim.bus import Bus
 from bench.sim.engine import Engine, Progress
 from bench.sim.hardware import GB, Machine, machine
 from bench.storm import front
-from bench.storm.arm import (
-    BLOCK_SIZE,
-    DRAM_BLOCKS,
-    FILES,
-    MAX_MODEL_LEN,
-    MAX_TTL_S,
-    MOST_PROGRAMS,
-    NUM_BLOCKS,
-)
-from bench.storm.client import ABORTED, RESET_REFUSED, TIMEOUT_S, Ended
+from bench.storm.record import ABORTED, RESET_REFUSED, Ended
 from continuum_connector.observe.metric_table import METRICS, Kind
 from continuum_connector.switch import PERIOD_S, SwitchFile
 
-STEP_S = 0.02  # so slow that clients hang up, and turns overlap, as on the CPU of the real storm
+BLOCK_SIZE = 32
+NUM_BLOCKS = 129  # a third of what is alive at a time: preemptions, and pins that give way
+DRAM_BLOCKS = 397
+POLICY = "fixed_ttl"  # others learn that so small a model needs no pin
+MAX_TTL_S = 6.0
+MOST_PROGRAMS = 200  # of the table: full early on, so that what grows later is a leak
+MAX_MODEL_LEN = 4096
+TIMEOUT_S = 180.0
+STEP_S = 0.02  # so slow that clients hang up, and turns overlap, as on a CPU
 NAP_S = 0.25  # an idle engine is asked so often whether it has something to do
 WANTED = {  # of our metrics, what a storm is judged by
     *("pins_started", "pins_ended", "pins_live", "pinned_blocks", "held_blocks"),
@@ -46,15 +45,10 @@ WANTED = {  # of our metrics, what a storm is judged by
 
 
 def storm_machine() -> Machine:
-    """Memory as the real storm's server has it, in blocks."""
-    on = machine("A100-40", kv_tokens=(NUM_BLOCKS - 1) * BLOCK_SIZE, block_size=BLOCK_SIZE)
-    return machine(
-        "A100-40",
-        kv_tokens=on.kv_tokens,
-        block_size=BLOCK_SIZE,
-        dram_gb=DRAM_BLOCKS * on.block_bytes / GB,
-        step_s=STEP_S,
-    )
+    """Memory in blocks, and slow steps."""
+    vram = {"kv_tokens": (NUM_BLOCKS - 1) * BLOCK_SIZE, "block_size": BLOCK_SIZE}
+    dram_gb = DRAM_BLOCKS * machine("A100-40", **vram).block_bytes / GB
+    return machine("A100-40", dram_gb=dram_gb, step_s=STEP_S, **vram)
 
 
 class StuckError(RuntimeError):
@@ -74,13 +68,13 @@ class _Turn:
 class FakeServer:
     """Answers the storm's agents; virtual time passes where `go_on` is called."""
 
-    def __init__(self, policy: str, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
         self.clock = Clock()
-        self.switch = folder / FILES["switch_path"]
+        self.switch = folder / "switch"
         on = storm_machine()
         own = {"max_ttl_s": MAX_TTL_S, "max_programs": MOST_PROGRAMS}
-        own["trace_path"] = str(folder / FILES["trace_path"])
-        self.engine = Engine(on, self.clock, MAX_MODEL_LEN, our_transfer(policy, True, **own)(on))
+        own["trace_path"] = str(folder / "trace.jsonl")
+        self.engine = Engine(on, self.clock, MAX_MODEL_LEN, our_transfer(POLICY, True, **own)(on))
         self.engine.worker = our_worker(self.engine, Bus(on.pcie_rate, on.pcie_both))
         set_up(self.engine, lambda name, now: None)
         # Looked at in virtual time: its thread, never started here, would look in the machine's.

@@ -47,46 +47,45 @@ def run_of(arm: str, pressure: float = 0.0, repeat: int = 0, **fields: Any) -> R
 
 
 def measured(
-    root: Path, run: Run, factor: float, answer: int = 7, gaps_ms: Sequence[float] = ()
+    root: Path,
+    run: Run,
+    factor: float,
+    answer: int = 7,
+    gaps_ms: Sequence[float] = (),
+    programs: int = PROGRAMS,
+    failed: int = 0,
 ) -> Path:
-    """A run of five programs that took `factor` times as long, and computed so much of them."""
+    """A run of programs that took `factor` times as long, and computed so much of them; the last
+    `failed` of them fail at their end."""
     folder = root / results.RUNS / run.name
     with RunFolder(folder, run) as out:
         out.before(_metrics(0.0, 1.0))
-        for number in range(PROGRAMS):
-            seconds = (1 + number + 3 * run.repeat) * factor
-            _program(out, f"p{number}", seconds, factor, answer, gaps_ms)
+        for number in range(programs):
+            name, seconds = f"p{number}", (1 + number + 3 * run.repeat) * factor
+            for index in range(TURNS):
+                out.turn(
+                    Turn(
+                        program=name,
+                        turn=index,
+                        start_s=index * seconds,
+                        latency_s=seconds,
+                        ttft_s=seconds / 2,
+                        tpot_s=0.01 * factor,
+                        gaps_ms=[*gaps_ms],
+                        prompt_tokens=TOKENS,
+                        cached_tokens=int(TOKENS * (1 - factor)),
+                        answer=[answer],
+                    )
+                )
+            times = {"arrival_s": 0.0, "start_s": 0.0, "jct_s": TURNS * seconds}
+            error = "timeout" if number >= programs - failed else ""
+            out.program(
+                Program(program=name, turns=TURNS, planned_turns=TURNS, error=error, **times)
+            )
         run.wall_s = 4.5 * PROGRAMS * factor
         out.after(_metrics(PROGRAMS * TURNS, factor))
         out.close("done")
     return folder
-
-
-def _program(
-    out: RunFolder,
-    name: str,
-    seconds: float,
-    factor: float,
-    answer: int,
-    gaps_ms: Sequence[float],
-) -> None:
-    for index in range(TURNS):
-        out.turn(
-            Turn(
-                program=name,
-                turn=index,
-                start_s=index * seconds,
-                latency_s=seconds,
-                ttft_s=seconds / 2,
-                tpot_s=0.01 * factor,
-                gaps_ms=[*gaps_ms],
-                prompt_tokens=TOKENS,
-                cached_tokens=int(TOKENS * (1 - factor)),
-                answer=[answer],
-            )
-        )
-    times = {"arrival_s": 0.0, "start_s": 0.0, "jct_s": TURNS * seconds}
-    out.program(Program(program=name, turns=TURNS, planned_turns=TURNS, **times))
 
 
 def _metrics(turns: float, factor: float) -> str:

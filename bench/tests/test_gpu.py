@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 
@@ -27,7 +28,9 @@ from bench.markers import replace as put
 from bench.serve import commands, results, rivals
 from bench.serve import gaps as gaps_module
 from bench.serve.server import end_group
-from bench.tests import ab_results
+from bench.sim.job import Job
+from bench.sim.result import RunRecord
+from bench.tests import ab_results, lab_results
 
 SHORT = {step.name: step for step in steps.plan(steps.SHORT)}
 
@@ -398,18 +401,19 @@ def test_one_command_runs_the_plan_and_writes_what_came_of_it_where_people_read_
     assert "6 proven" in readme
 
 
-def seed_of(gpu: str, size: steps.Size, arm: str) -> str:
-    return os.environ["PYTHONHASHSEED"]
+def seed_of(job: Job) -> RunRecord:
+    return msgspec.structs.replace(lab_results.record(job.arm), note=os.environ["PYTHONHASHSEED"])
 
 
 def test_the_lab_says_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By the seed of its hashes, an arm's mean JCT differs by a tenth."""
     monkeypatch.setattr(predict, "PREDICTED", tmp_path / "said.json")
     monkeypatch.setattr(predict, "SIZES", (steps.Size(1, (1,), 1, ("none",)),))
-    monkeypatch.setattr(predict, "_rates", seed_of)
+    monkeypatch.setattr(predict, "play", seed_of)
+    monkeypatch.setattr(predict, "_figures", lambda record: record.note)
     monkeypatch.setenv("PYTHONHASHSEED", "4711")
     told = json.loads(predict.predict("H100").read_text())
-    assert told["gpus"] == {"H100": {"1": {"none": "0"}}}
+    assert told["gpus"] == {"H100": {"1": {"none": {"1": "0"}}}}
 
 
 def test_every_arm_of_every_plan_has_its_like_in_the_lab() -> None:

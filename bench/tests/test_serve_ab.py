@@ -16,13 +16,13 @@ import pytest
 
 from bench.common.plans import Added
 from bench.serve import cli_ab, compare, kept, results, session
-from bench.serve.ab import EXPERIMENT, Experiment, Watcher, cells, check_folder, run_all
+from bench.serve.ab import EXPERIMENT, Experiment, cells, check_folder, run_all
 from bench.serve.aiperf import Aiperf
 from bench.serve.api import Patience
 from bench.serve.arms import ServerArm, Setup, find_arm
-from bench.serve.clients import ClientError, Site
+from bench.serve.clients import ClientError
 from bench.serve.programs import Defaults, Uniform
-from bench.serve.results import ResultError, Run
+from bench.serve.results import ResultError
 from bench.serve.server import ServerError, ServerOptions
 from bench.tests.fake_server import FakeApi, Trouble, fake_server
 from continuum_connector.tools.cli.server import CommandError
@@ -127,7 +127,7 @@ def test_every_arm_gets_the_same_requests_and_each_repeat_its_own(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
     wanted = experiment(model, "none", "none-priority", repeats=2)
-    assert run_all({tmp_path / "out": wanted}, Watcher()) == "done"
+    assert run_all({tmp_path / "out": wanted}) == "done"
     runs = {run.run.name: run for run in results.load(tmp_path / "out")}
     assert [run.run.order for run in runs.values()] == [0, 1, 2, 3]
     answers = {name: [turn.answer for turn in run.turns] for name, run in runs.items()}
@@ -141,13 +141,13 @@ def test_every_arm_gets_the_same_requests_and_each_repeat_its_own(
 
 def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Path) -> None:
     wanted = experiment(model, "none", "none-priority")
-    run_all({tmp_path / "out": wanted}, Watcher())
+    run_all({tmp_path / "out": wanted})
     before = (tmp_path / "out/runs/01-none/turns.jsonl").read_bytes()
     half = tmp_path / "out/runs/01-none-priority"
     run = results.read_run(half)
     run.state = "interrupted"
     results.write_run(half, run)
-    run_all({tmp_path / "out": wanted}, Watcher())
+    run_all({tmp_path / "out": wanted})
     assert [name for name, _ in FakeVllm.started] == [
         "01-none",
         "01-none-priority",
@@ -168,7 +168,7 @@ def test_an_arms_server_serves_every_rate_and_forgets_in_between(
     api.refuses = 1  # a store under way
     wanted = experiment(model, "none", "simple", "lmcache-mp", patience=IMPATIENT)
     loads = rates(replace(wanted, arms=tuple(map(as_stock, wanted.arms))), tmp_path)
-    assert run_all(loads, Watcher()) == "done"
+    assert run_all(loads) == "done"
     arms = ["none", "simple", "lmcache-mp", "lmcache-mp"]  # which keeps what it has
     names = [name for name, _ in FakeVllm.started]
     assert all(name.startswith(f"01-{arm}") for name, arm in zip(names, arms, strict=True)), names
@@ -176,7 +176,7 @@ def test_an_arms_server_serves_every_rate_and_forgets_in_between(
     for out in loads:
         assert [run.run.state for run in results.load(out)] == ["done"] * 3
         assert all((run.folder / results.LOG).read_text() == "started" for run in results.load(out))
-    run_all(loads, Watcher())
+    run_all(loads)
     assert len(FakeVllm.started) == 4, "what is done stays"
 
 
@@ -186,7 +186,7 @@ def test_a_run_is_not_made_on_a_server_that_does_not_forget(
     monkeypatch.setattr(session, "RESETS", 2)
     api.refuses = 2
     loads = rates(experiment(model, "none", patience=IMPATIENT), tmp_path)
-    run_all(loads, Watcher())
+    run_all(loads)
     first, second = (results.load(out)[0].run for out in loads)
     assert (first.state, second.state) == ("done", "cannot_run")
     assert "did not empty its caches" in second.reason
@@ -205,8 +205,8 @@ def as_stock(arm: ServerArm) -> ServerArm:
 def test_arms_that_come_later_are_compared_with_the_same_base(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
-    run_all({tmp_path / "out": experiment(model, "none-priority")}, Watcher())
-    run_all({tmp_path / "out": experiment(model, "none")}, Watcher())
+    run_all({tmp_path / "out": experiment(model, "none-priority")})
+    run_all({tmp_path / "out": experiment(model, "none")})
     runs = results.load(tmp_path / "out")
     assert [(run.run.arm, run.run.order) for run in runs] == [("none-priority", 0), ("none", 1)]
     assert [column.key[0] for column in compare.columns(runs, "none")] == ["none", "none-priority"]
@@ -215,21 +215,21 @@ def test_arms_that_come_later_are_compared_with_the_same_base(
 def test_another_experiment_is_refused_in_the_same_folder(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
-    run_all({tmp_path / "out": experiment(model, "none")}, Watcher())
+    run_all({tmp_path / "out": experiment(model, "none")})
     with pytest.raises(ResultError, match=r"\(seed differ\)"):
-        run_all({tmp_path / "out": experiment(model, "none", seed=1)}, Watcher())
+        run_all({tmp_path / "out": experiment(model, "none", seed=1)})
     other = replace(experiment(model, "none").server, eager=False, max_num_seqs=7)
     with pytest.raises(ResultError, match=r"\(seqs, eager differ\)"):
-        run_all({tmp_path / "out": experiment(model, "none", server=other)}, Watcher())
+        run_all({tmp_path / "out": experiment(model, "none", server=other)})
 
 
 def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
     FakeVllm.broken.add("01-none-priority")
-    told: list[Run] = []
     wanted = experiment(model, "simple", "lmcache-mp", "none-priority", "none", rivals=tmp_path)
-    assert run_all({tmp_path / "out": wanted}, Watcher(ended=told.append)) == "done"
+    assert run_all({tmp_path / "out": wanted}) == "done"
+    told = [each.run for each in results.load(tmp_path / "out")]
     assert [run.state for run in told] == ["cannot_run"] * 3 + ["done"]
     assert "--shims" in told[0].reason
     assert "bench.serve.rivals" in told[1].reason
@@ -246,7 +246,7 @@ def test_a_server_that_dies_is_told_compared_with_nobody_and_run_again(
     wanted, out = experiment(model, "none"), tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(FakeVllm, "healthy", lambda self: False)
-        assert run_all({out: wanted}, Watcher()) == "done"
+        assert run_all({out: wanted}) == "done"
     (run,) = results.load(out)
     assert (run.run.state, run.run.reason) == ("died", "EngineDeadError")
     assert not compare.columns([run])
@@ -254,7 +254,7 @@ def test_a_server_that_dies_is_told_compared_with_nobody_and_run_again(
     cli_ab.show(console, [run], out, find_arm("none"))
     said = "vLLM died, and is run again by the same command: EngineDeadError"
     assert said in console.export_text()
-    run_all({out: wanted}, Watcher())
+    run_all({out: wanted})
     assert [run.run.state for run in results.load(out)] == ["done"]
 
 
@@ -266,9 +266,9 @@ def test_a_server_that_dies_in_the_warm_up_died_and_is_not_called_unable(
 
     with fake_server(refuse) as server:
         use(monkeypatch, server)
-        run_all({tmp_path / "able": experiment(model, "none")}, Watcher())
+        run_all({tmp_path / "able": experiment(model, "none")})
         monkeypatch.setattr(FakeVllm, "healthy", lambda self: False)
-        run_all({tmp_path / "dead": experiment(model, "none")}, Watcher())
+        run_all({tmp_path / "dead": experiment(model, "none")})
     states = [results.load(tmp_path / name)[0].run.state for name in ("able", "dead")]
     assert states == ["cannot_run", "died"]
 
@@ -285,7 +285,7 @@ def test_our_arm_without_its_dram_tier_is_reported_as_not_run(
     said = "WARNING No DRAM tier on this rank: the native library is not built"
     monkeypatch.setattr(FakeVllm, "said", said)
     api.metrics = f'continuum:tier_up{{engine="0"}} {is_up}\n'
-    run_all({tmp_path / "out": experiment(model, "continuum", "none")}, Watcher())
+    run_all({tmp_path / "out": experiment(model, "continuum", "none")})
     ours, stock = (run.run for run in results.load(tmp_path / "out"))
     assert (ours.state, stock.state) == (state, "done")
     assert ("the native library is not built" in ours.reason) == (not is_up)
@@ -299,7 +299,7 @@ def test_the_title_says_whose_kv_the_pressure_means(
 ) -> None:
     api.metrics = "continuum:tier_up 1\n"
     wanted = experiment(model, "none", "continuum", arrivals="closed:2")
-    run_all({tmp_path / "out": wanted}, Watcher())
+    run_all({tmp_path / "out": wanted})
     console = cli_ab.Console(file=io.StringIO(), record=True, width=160)
     cli_ab.show(console, results.load(tmp_path / "out"), tmp_path / "out", find_arm("none"))
     title = "live KV of the 2 largest of 3 programs / DRAM = 2; ratios are to vLLM"
@@ -320,10 +320,10 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
     with fake_server(gate) as server:
         use(monkeypatch, server)
         wanted = experiment(model, "none", "none-priority")
-        assert run_all({tmp_path / "out": wanted}, Watcher()) == "interrupted"
+        assert run_all({tmp_path / "out": wanted}) == "interrupted"
         (run,) = results.load(tmp_path / "out")
         assert (run.run.state, len(run.turns)) == ("interrupted", 2)
-        assert run_all({tmp_path / "out": wanted}, Watcher()) == "done"
+        assert run_all({tmp_path / "out": wanted}) == "done"
     assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
 
 
@@ -343,4 +343,4 @@ def test_a_load_that_the_client_cannot_play_is_told_before_anything_starts(model
 
 
 def asked_by_aiperf(model: Path, **fields: Any) -> Experiment:
-    return experiment(model, "none", client=Aiperf(Site(model, 32), version="0.13.0"), **fields)
+    return experiment(model, "none", client=Aiperf(model, 32, version="0.13.0"), **fields)

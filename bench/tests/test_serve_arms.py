@@ -149,7 +149,7 @@ def test_an_lmcache_server_that_ends_at_once_is_told_and_leaves_nothing(
     monkeypatch.setattr(rivals, "SHM", tmp_path)
     server.command = [sys.executable, "-c", "raise SystemExit('no eviction policy')"]
     server.log = tmp_path / "log"
-    with pytest.raises(ServerError, match="status 1: no eviction policy"):
+    with pytest.raises(ServerError, match="status 1 while starting: no eviction policy"):
         server.__enter__()
     assert not left.exists()
 

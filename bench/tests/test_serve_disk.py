@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.serve import kept, results
-from bench.serve.ab import Watcher, cells, prepare, run_all
+from bench.serve.ab import cells, prepare, run_all
 from bench.tests.fake_server import FakeApi, fake_server
 from bench.tests.test_serve_ab import FakeVllm, experiment, sized_model, use
 
@@ -53,7 +53,7 @@ def test_a_server_begins_on_an_empty_disk_and_nothing_of_it_is_left(
         assert left is not None
         left.mkdir(parents=True)
         (left / "by one that was killed").touch()
-    run_all({tmp_path / "out": wanted}, Watcher())
+    run_all({tmp_path / "out": wanted})
     assert [run.run.state for run in results.load(tmp_path / "out")] == ["done", "done"]
     assert WritingVllm.found == [[], []]
     assert not list((tmp_path / "drive").iterdir())
@@ -71,7 +71,7 @@ def test_our_arm_without_its_disk_is_reported_as_not_run(
 ) -> None:
     monkeypatch.setattr(FakeVllm, "said", "WARNING No disk tier: no room on the device")
     api.metrics = UP.replace("disk_up 1", "disk_up 0")
-    run_all({tmp_path / "out": with_disk(tmp_path)}, Watcher())
+    run_all({tmp_path / "out": with_disk(tmp_path)})
     (run,) = (each.run for each in results.load(tmp_path / "out"))
     assert run.state == "cannot_run"
     assert "without its disk (continuum:disk_up is 0). No disk tier: no room" in run.reason

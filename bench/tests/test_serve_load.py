@@ -73,14 +73,14 @@ def test_a_context_grows_by_what_was_answered_and_returned(tmp_path: Path) -> No
 
 def test_requests_say_program_last_turn_and_exact_lengths(tmp_path: Path) -> None:
     with fake_server() as server:
-        run_load(server, tmp_path, priority=True, extra={"top_k": 1})
+        run_load(server, tmp_path, priority=True)
     turns = server.requests[:-1]  # the last one only makes the server take a step
     assert [r["vllm_xargs"] for r in turns[::2]] == [
         {"job_id": "p0000", "is_last_step": last} for last in (0, 0, 1)
     ]
     assert [r["priority"] for r in turns] == [0, 1] * 3
     assert all(r["min_tokens"] == r["max_tokens"] == 4 and r["ignore_eos"] for r in turns)
-    assert all(r["top_k"] == 1 and r["temperature"] == 0 for r in turns)
+    assert all(r["temperature"] == 0 for r in turns)
 
 
 def test_one_request_at_a_time_means_one(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -11,27 +10,19 @@ import pytest
 
 from bench.common.plans import Added
 from bench.serve import package, results, rivals
-from bench.serve.ab import Experiment, Watcher, run_all
+from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import CannotRunError, Place, ServerArm, Setup, find_arm
 from bench.serve.preview import START_STOP_S, preview
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
 from bench.tests.fake_server import fake_server
-from bench.tests.test_serve_ab import use
+from bench.tests.test_serve_ab import KV_BYTES, model, use  # a fixture
 from bench.tests.test_serve_arms import install
 
+__all__ = ["model"]
 TURNS = (Added(60, 4), Added(40, 4, gap_s=2.0))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    config = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 64}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
@@ -53,7 +44,7 @@ def test_it_shows_the_command_that_the_runner_then_starts(
     told = shown(wanted, tmp_path / "out")
     with fake_server() as server:
         use(monkeypatch, server)
-        run_all({tmp_path / "out": wanted}, Watcher())
+        run_all({tmp_path / "out": wanted})
     (run,) = results.load(tmp_path / "out")
     line = shlex.split(part(told, "none-priority").splitlines()[-1])
     port = line.index("--port") + 1
@@ -67,7 +58,7 @@ def test_each_pressure_is_shown_and_an_arm_that_cannot_run_is_not_counted(
     arms = ("none", "continuum", "simple")
     told = shown(experiment(model, *arms, pressures=(1.0, 4.0), repeats=2), tmp_path / "out")
     assert "Runs: 6, 0 of them done" in told
-    live = 3 * (60 + 4 + 40 + 4) * 2 * 2 * 8 * 8 * 4
+    live = 3 * (60 + 4 + 40 + 4) * KV_BYTES
     assert f'"dram_bytes": {live}' in told
     assert f'"dram_bytes": {live // 4}' in told
     assert "simple cannot run: SimpleCPUOffloadConnector copies with CUDA" in told
@@ -151,7 +142,7 @@ def test_it_refuses_what_the_run_would_refuse(model: Path, tmp_path: Path) -> No
     short = experiment(model, "none", server=ServerOptions(max_model_len=107))
     for begin in (
         lambda: shown(short, tmp_path / "out"),
-        lambda: run_all({tmp_path / "out": short}, Watcher()),
+        lambda: run_all({tmp_path / "out": short}),
     ):
         with pytest.raises(ResultError, match=r"has 108 tokens .* takes 107; give --max-len 108"):
             begin()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.serve import package, page, results, rivals
-from bench.serve.ab import Experiment, Watcher, run_all
+from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import find_arm
 from bench.serve.record import machine, versions
 from bench.serve.results import load_run
@@ -55,7 +55,7 @@ def test_a_run_names_the_lmcache_that_its_server_had(
     wanted = Experiment((arm,), SMALL, tmp_path, server=server, rivals=folder)
     with fake_server() as api:
         use(monkeypatch, api)
-        run_all({tmp_path / "out": wanted}, Watcher())
+        run_all({tmp_path / "out": wanted})
     (run,) = results.load(tmp_path / "out")
     assert run.run.versions["lmcache"] == "7"
 

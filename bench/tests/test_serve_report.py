@@ -36,9 +36,6 @@ def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: 
     reader = read(text)
     for arm in FACTORS:
         assert reader.words.count(arm) >= 5, arm  # overviews, and a table for each point
-
-
-def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
     assert elsewhere(text) == set()
 
 
@@ -178,10 +175,9 @@ def test_the_command_writes_the_page_beside_the_runs_or_where_it_is_warned(tmp_p
     assert done.exit_code == 0, done.output
     assert "report.html: 0." in done.output
     other = tmp_path / "x.html"
-    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(other), "--title", "a < b"])
+    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(other)])
     assert done.exit_code == 0, done.output
-    assert "<h1>a &lt; b</h1>" in other.read_text()
-    assert (folder / "report.html").exists()
+    assert other.read_text() == (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim.hardware import machine
-from bench.sim.load import demand, prefill_seconds, stretched
-from bench.sim.seen import Seen
+from bench.sim.load import Seen, demand, prefill_seconds, stretched
 from bench.sim.workloads.registry import build
 
 H100 = machine("H100")

@@ -16,7 +16,7 @@ from bench.sim.hardware import GB, PUBLISHED_KV_TOKENS
 from bench.sim.job import Job, Result
 from bench.sim.load import demand
 from bench.sim.matrix import PAGE, arms_of, job, judge, refusal
-from bench.sim.matrix_page import Origin, page
+from bench.sim.matrix_page import origin, page
 from bench.sim.result import RunRecord
 from bench.sim.store import Store
 from bench.sim.verdict import Verdict, verdict
@@ -25,7 +25,7 @@ from continuum_connector.tools.cli.ending import ToldError
 
 MATRIX = load_matrix()
 CELLS = {cell.name: cell for cell in MATRIX.cells}
-ORIGIN = Origin("command", "1 (dev), 2 (dev)", ("stock", "adaptive", "lru_offload"), "c0de", {})
+ORIGIN = origin("command", "1 (dev), 2 (dev)", ("stock", "adaptive", "lru_offload"), "c0de", {})
 
 
 def record(arm: str, jct_s: list[float]) -> RunRecord:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import re
-
 import pytest
-from rich.console import Console
 
 from bench.common.arms import OURS
 from bench.common.tables import quantile
 from bench.serve.summary import summarize
-from bench.sim.command import grids
 from bench.sim.job import Job, Result, Start
 from bench.sim.report import loaded, page, points, scene
 from bench.tests.lab_results import record, result
@@ -39,9 +34,6 @@ def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: 
     reader = read(text)
     for arm in ARMS:
         assert reader.words.count(arm) >= 8
-
-
-def test_the_page_needs_nothing_from_elsewhere(text: str) -> None:
     assert elsewhere(text) == set()
 
 
@@ -63,11 +55,6 @@ def test_the_page_begins_with_what_it_cannot_say_and_ours_beside_the_best_that_c
     best = [cell for cell in row.split("<td")[1:] if "best" in cell]
     assert len(best) == 1  # ours: `infinite` is faster, and no server has it
     assert best[0] == row.split("<td")[2 + ARMS.index(OURS)]
-
-
-def test_two_pages_of_the_same_results_are_the_same() -> None:
-    results = [result(arm) for arm in ARMS]
-    assert page(results, STARTS) == page(results, STARTS)
 
 
 def test_plain_vllm_comes_first_and_oracles_last() -> None:
@@ -126,20 +113,3 @@ def test_quantiles_are_values_that_occurred() -> None:
     ordered = [float(i) for i in range(1, 101)]
     assert [quantile(ordered, share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
     assert quantile([7.0], 0.99) == 7.0
-
-
-def test_ratios_are_to_the_first_arm() -> None:
-    (found,) = points([result("stock", factor=4.0), result(OURS)])
-    assert found.base == "stock"
-    assert str(found.ratios[OURS, "jct_mean_s"]) == "0.25x"
-
-
-def test_in_80_columns_no_name_and_no_number_is_cut() -> None:
-    names = ("stock", "simple-lazy+order", "fixed_ttl-dram-order", OURS)
-    narrow, wide = (Console(width=width, file=io.StringIO()) for width in (80, 400))
-    for console in (narrow, wide):
-        for shown in grids(console, [result(arm, factor=1e4) for arm in names]):
-            console.print(shown)
-    words = [re.sub("─+", "", console.file.getvalue()).split() for console in (narrow, wide)]
-    assert set(words[0]) == set(words[1])
-    assert words[0].count(names[2]) > words[1].count(names[2]) == 1

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from bench.sim import runner
 from bench.sim.job import Job, Result, Start
-from bench.sim.pool import Tell
 from bench.sim.provenance import sources
 from bench.sim.result import RunRecord, TurnRecord
 from bench.sim.runner import Outcome, compact
@@ -37,7 +36,7 @@ def record(arm: str = "stock", value: float = 1.0) -> RunRecord:
 
 
 # --- what the workers play ------------------------------------------------------------------
-def fake(job: Job, tell: Tell) -> RunRecord:
+def fake(job: Job) -> RunRecord:
     """Leaves a mark, so that a test sees who was played; some arms do not end well."""
     marks = Path(str(job.params["marks"]))
     with marks.open("a") as file:

@@ -10,10 +10,9 @@ import pytest
 
 from bench.common.plans import Span, Streams, Talk, Workload
 from bench.common.workloads import Request
-from bench.sim.workloads import trace_files
-from bench.sim.workloads.claude_code import NAME
-from bench.sim.workloads.gaps import CURVES, gaps
+from bench.sim.workloads.recorded import FOLDER_VARIABLE, NAME, records
 from bench.sim.workloads.registry import NAMES, build
+from bench.sim.workloads.shape import CURVES, gaps
 from continuum_connector.tools.analysis.foreign import conversations
 
 
@@ -157,13 +156,13 @@ def test_recorded_sessions_are_as_long_as_recorded_but_for_the_scale() -> None:
 
 
 def test_a_break_in_a_recorded_session_keeps_what_the_record_says() -> None:
-    records = trace_files.records(NAME, "", Request)
+    requests = records(NAME, "", Request)
     plans = {p.name: p for p in build("claude_code", {"programs": 400, "scale": 1 / 64}).programs}
     breaks = 0
     for plan in plans.values():
         for before, turn in zip(plan.turns, plan.turns[1:], strict=False):
             breaks += common(before.tokens(), turn.tokens()) < before.num_prompt_tokens - 1
-    assert 0 < breaks < 0.1 * len(records)
+    assert 0 < breaks < 0.1 * len(requests)
     assert len([p for p in plans.values() if p.parent]) >= 12
 
 
@@ -191,7 +190,7 @@ def test_equal_hash_ids_are_equal_text() -> None:
 def test_a_missing_trace_says_where_to_get_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(trace_files.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path))
     with pytest.raises(FileNotFoundError, match=r"kv-cache-tester.*CONTINUUM_TRACES"):
         build("claude_code", {})
 

@@ -61,8 +61,8 @@ def test_resets_and_switches_fall_evenly_on_the_storms_quarters() -> None:
     assert not [1 for at, _ in storm._events if at >= 400]
 
 
-def test_a_fault_of_the_storms_own_is_raised_wherever_it_was() -> None:
-    storm = Storm(FROM_NOBODY, Force(1))
+def test_a_fault_of_the_storms_own_is_raised_wherever_it_was(tmp_path: Path) -> None:
+    storm = Storm(FROM_NOBODY, Force(1), tmp_path / "switch")
 
     async def fault() -> None:
         raise ZeroDivisionError

@@ -9,7 +9,7 @@ import pytest
 
 from bench.common.plans import Added
 from bench.serve import compare, results
-from bench.serve.ab import Experiment, Watcher, run_all
+from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import find_arm
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.server import ServerOptions
@@ -30,7 +30,7 @@ def test_two_arms_run_one_after_the_other_and_agree(tiny_model: Path, tmp_path: 
         vocab=(FIRST_WORD, LLAMA.vocab),
         server=ServerOptions(num_blocks=10, block_size=32),  # room for one context
     )
-    assert run_all({tmp_path: experiment}, Watcher()) == "done"
+    assert run_all({tmp_path: experiment}) == "done"
     base, ours = compare.columns(results.load(tmp_path))
     assert str(compare.sameness(base, ours)) == "yes (8/8)"
     stock, with_dram = (summarize(column.runs[0]) for column in (base, ours))

@@ -5,9 +5,8 @@ from bench.sim.arms.arm import Asking, LabArm
 from bench.sim.arms.oracles import ORACLES
 from bench.sim.arms.ours import OURS, PARTS
 from bench.sim.arms.rivals import RIVALS
-from bench.sim.arms.soft import SOFT
 
-ARMS: dict[str, LabArm] = {arm.name: arm for arm in (*RIVALS, *OURS, *PARTS, *ORACLES, *SOFT)}
+ARMS: dict[str, LabArm] = {arm.name: arm for arm in (*RIVALS, *OURS, *PARTS, *ORACLES)}
 
 
 def role_of(name: str) -> Role:

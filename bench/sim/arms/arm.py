@@ -13,7 +13,7 @@ from bench.common.arms import Arm
 from bench.common.plans import ProgramPlan, TurnPlan, Workload
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine, Model
-from bench.sim.workers import NoWorker, Worker
+from bench.sim.workers import Worker
 
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
@@ -59,7 +59,7 @@ class LabArm(Arm):
     with that model starts, "" if one does; `needs_disk`: it is nothing of its own without one."""
 
     transfer: Callable[[Machine], KVTransferConfig | None] = lambda machine: None
-    worker: Callable[[Engine, Bus], Worker] = lambda engine, bus: NoWorker(bus)
+    worker: Callable[[Engine, Bus], Worker] = lambda engine, bus: Worker(bus)
     priority: Callable[[Asking], int] = no_priority
     args: Callable[[Asking], dict[str, Any] | None] = lambda asking: None
     prepare: Callable[[Engine, Away], None] = lambda engine, away: None

@@ -82,11 +82,6 @@ def set_up(engine: Engine, away: Away) -> None:
     engine.connector.costs.seen.expect(prefill=prefill_prior(shape, device_named(gpu.name)))
 
 
-def without_prior(engine: Engine, away: Away) -> None:
-    set_up(engine, away)
-    engine.connector.costs.seen.expect(prefill=(0.0, 0.0, 0.0))
-
-
 def deciding(make: Callable[[Engine, Away], RetentionPolicy]) -> Callable[[Engine, Away], None]:
     """`prepare` for an arm that has a server of ours, whose order its own policy gave it, but
     another who decides."""
@@ -197,10 +192,6 @@ PARTS = (
     replace(
         ours("adaptive", "adaptive, of clients that name no tools", name="adaptive-no-tools"),
         args=without_tools,
-    ),
-    replace(
-        ours("adaptive", "adaptive that keeps nothing before prefills are seen", name="no-prior"),
-        prepare=without_prior,
     ),
     replace(
         ours("adaptive", "fixed_ttl with adaptive's order in DRAM", name="fixed_ttl-dram-order"),

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.common.plans import Span, TurnPlan, Workload
-from bench.sim.workloads.claude_code import Replay
-from bench.sim.workloads.trace_files import records
+from bench.sim.workloads.recorded import Replay, records
 from continuum_connector.tools.analysis.foreign import TOKEN_S, Conversation, conversations
 
 NAME = "mooncake.jsonl.gz"

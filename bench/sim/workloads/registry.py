@@ -8,14 +8,10 @@ from typing import Any
 
 from bench.common.plans import Workload
 from bench.sim.load import stretched
-from bench.sim.workloads.agents import agents, no_reuse
-from bench.sim.workloads.branching import compactions, forks, subagents
-from bench.sim.workloads.claude_code import Replay, claude_code
 from bench.sim.workloads.eight_turns import eight_turns
-from bench.sim.workloads.mixed import mixed
+from bench.sim.workloads.made_up import agents, compactions, forks, mixed, no_reuse, subagents
 from bench.sim.workloads.mooncake import mooncake
-from bench.sim.workloads.recorded import Recording, recorded
-from bench.sim.workloads.rollouts import Rollouts, rollouts
+from bench.sim.workloads.recorded import Recording, Replay, claude_code, recorded
 from bench.sim.workloads.shape import Shape
 
 EIGHT_TURNS, RECORDED = "eight_turns", "recorded"
@@ -29,10 +25,6 @@ _LAID_OUT: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
     "claude_code": (
         *(Replay, claude_code),
         "recorded: coding sessions with their sub-agents, contexts scaled to an eighth",
-    ),
-    "rollouts": (
-        *(Rollouts, rollouts),
-        "made up: batches of trajectories, eight of a prompt, after which the weights change",
     ),
     "mooncake": (Replay, mooncake, "recorded: an hour of a chat service"),
 }

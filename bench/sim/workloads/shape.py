@@ -1,13 +1,82 @@
-"""Shape: the sizes of made-up programs, and what their clients tell the server."""
+"""Shape: the sizes of made-up programs, what their clients tell the server, and how long they are
+away between two turns, by regime, in real seconds."""
 
 from __future__ import annotations
 
 import random
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
 from bench.common.plans import ProgramPlan, Talk, TurnPlan
-from bench.sim.workloads.gaps import Gaps, gaps
+
+TOOLS = ("read", "edit", "search", "bash", "test")  # made up; from the fastest to the slowest
+NAME_TELLS = 0.8  # how often a call's name is that of its own fifth of the gaps; else any name
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Gaps by their quantiles: (share back by then, seconds), log-linear between two points."""
+
+    name: str
+    what: str
+    points: tuple[tuple[float, float], ...]
+
+    def at(self, share: float) -> float:
+        """Seconds by which `share` of the programs are back."""
+        shares = [each for each, _ in self.points]
+        above = min(max(bisect_right(shares, share), 1), len(shares) - 1)
+        (q0, low), (q1, high) = self.points[above - 1], self.points[above]
+        return float(low * (high / low) ** ((share - q0) / (q1 - q0)))
+
+
+_CODING = (  # tool gaps of 423 Claude Code sessions (workloads/claude_code.py)
+    *((0.0, 2.0), (0.1, 4.0), (0.25, 5.0), (0.5, 9.0), (0.75, 19.0)),
+    *((0.9, 72.0), (0.95, 168.0), (0.99, 916.0), (1.0, 916.0)),
+)
+_PERSON = (  # between a person's messages, same sessions
+    *((0.0, 8.0), (0.1, 16.0), (0.25, 40.0), (0.5, 127.0), (0.75, 409.0)),
+    *((0.9, 1543.0), (1.0, 1543.0)),
+)
+CURVES = {
+    curve.name: curve
+    for curve in (
+        Curve("constant", "every tool takes half a second", ((0.0, 0.5), (1.0, 0.5))),
+        Curve("fast", "half a second, little spread", ((0.0, 0.35), (0.5, 0.5), (1.0, 0.7))),
+        Curve("slow", "five seconds, little spread", ((0.0, 3.5), (0.5, 5.0), (1.0, 7.0))),
+        Curve("coding", "coding agents: median 9 s, P95 168 s", _CODING),
+        Curve("person", "people: median 127 s", _PERSON),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Draws gaps from a curve. `scale`: seconds here per real second; `longest_s`: what is longer
+    takes this long (after scaling); `parallel`: up to so many tools are called at once, the
+    slowest of which is waited for."""
+
+    curve: Curve
+    scale: float = 1.0
+    longest_s: float = 300.0
+    parallel: int = 1
+
+    def draw(self, rng: random.Random) -> tuple[float, str]:
+        """Return a gap in seconds and the name of the tool that took it."""
+        share = max(rng.random() for _ in range(rng.randint(1, self.parallel)))
+        tells = rng.random() < NAME_TELLS
+        tool = TOOLS[int(share * len(TOOLS))] if tells else rng.choice(TOOLS)
+        return min(self.curve.at(share) * self.scale, self.longest_s), tool
+
+    @property
+    def note(self) -> str:
+        """What is not as in reality, "" if nothing."""
+        return f"gaps times {self.scale:g}" if self.scale != 1.0 else ""
+
+
+def gaps(name: str, scale: float = 1.0, longest_s: float = 300.0, parallel: int = 1) -> Gaps:
+    """Return the gaps of a regime by its name; raises KeyError for an unknown one."""
+    return Gaps(CURVES[name], scale, longest_s, parallel)
 
 
 @dataclass(frozen=True)
@@ -15,7 +84,7 @@ class Shape:
     """`programs`, `turns` (on average), `context`: tokens of a program's last turn (on average);
     `first`: share of it that the first prompt brings; `answer`: tokens (on average); `shared`:
     tokens of system prompt that all have in common. `gaps`, `gap_scale`, `longest_s`,
-    `parallel`: gaps.py. Averages are means of uniform draws from half to one and a half."""
+    `parallel`: as in Gaps. Averages are means of uniform draws from half to one and a half."""
 
     programs: int = 40
     turns: int = 8

@@ -40,7 +40,7 @@ def test_a_job_is_the_same_run_in_whatever_process_and_order(tmp_path: Path) -> 
     simulate(tmp_path)
     for result in results(tmp_path / "x.jsonl").values():
         assert result.record is not None
-        here = play(result.job, lambda share: None)
+        here = play(result.job)
         assert here.turns == result.record.turns
         assert here.num_steps == result.record.num_steps
 

@@ -30,7 +30,7 @@ BOUNDS = {
 def test_what_holds_today(name: str) -> None:
     cell = CELLS[name]
     jobs = [job(cell, arm, SEED) for arm in (OURS, *RIVALS)]
-    results = [Result(each, play(each, lambda share: None)) for each in jobs]
+    results = [Result(each, play(each)) for each in jobs]
     (found,) = judge([cell], results, jobs)
     to_stock, to_rivals = BOUNDS[name]
     best_s = min(found.mean_s[rival] for rival in RIVALS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 PACKAGE = "continuum_connector"
 CONTAINERS = (dict, list, set, frozenset, tuple)
 GROWN, FEW = 1.1, 64  # larger is what is so by this factor, and by so many items
-_PAGE_KIB = 4
 
 
 def count(root: object) -> dict[str, int]:
@@ -30,12 +30,12 @@ def count(root: object) -> dict[str, int]:
 
 
 def larger(
-    middle: Mapping[str, float], last: Mapping[str, float], few: int = FEW
+    middle: Mapping[str, float], last: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
     """What is larger last than in the middle, by name: both values. What stands at its bound is
-    not; less than `few` more may be chance."""
+    not; a few more may be chance."""
     both = {name: (float(middle.get(name, 0)), float(value)) for name, value in last.items()}
-    return {n: v for n, v in both.items() if v[1] > GROWN * v[0] and v[1] > v[0] + few}
+    return {n: v for n, v in both.items() if v[1] > GROWN * v[0] and v[1] > v[0] + FEW}
 
 
 def num_objects() -> int:
@@ -44,10 +44,9 @@ def num_objects() -> int:
     return len(gc.get_objects())
 
 
-def resident_mib() -> float:
+def resident_bytes() -> int:
     """Of this process, in memory now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * _PAGE_KIB / 1024
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _attributes(one: object) -> Iterator[tuple[str, Any]]:

@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.serve.ledger import open_accounts, still_held
-from bench.sim import census
-from bench.storm import virtual
+from bench.storm import census, virtual
 from bench.storm.agents import Force, Storm
-from bench.storm.arm import IDLE_S, MAX_TTL_S, ArmRun, Look, Say
-from bench.storm.fake import FakeServer
+from bench.storm.fake import MAX_TTL_S, FakeServer
+from bench.storm.record import Look, Run
 
-LOOKS, SCRAPES = 60, 400  # in a storm, or less:
+LOOKS = 60  # in a storm, or fewer:
 PER_LOOK = 50  # requests at least
-LOOK_S = 0.5  # virtual seconds between two glances at how far it is
+GLANCE_S = 0.5  # virtual seconds between two glances at how far it is
+IDLE_S = 60.0  # to let everything go once max_ttl_s is over
+
+Say = Callable[[str], None]
 
 
-def run_fake(force: Force, say: Say) -> ArmRun:
+def fire(force: Force, say: Say) -> Run:
     """Fire the storm, and see what is held once the server is left alone."""
-    run = ArmRun()
-    began = time.monotonic()
+    run = Run()
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
-        server = FakeServer(force.policy, Path(folder))
+        server = FakeServer(Path(folder))
         try:
             storm = Storm(server, force, server.switch, run.tally)
             virtual.run(server.clock, server.go_on, _storm(run, storm, server, say))
         finally:
             server.close()
-    run.wall_s = time.monotonic() - began
     return run
 
 
-async def _storm(run: ArmRun, storm: Storm, server: FakeServer, say: Say) -> None:
+async def _storm(run: Run, storm: Storm, server: FakeServer, say: Say) -> None:
     watcher = asyncio.ensure_future(_watch(run, storm, server, say))
     try:
         await storm.run()
@@ -42,38 +42,31 @@ async def _storm(run: ArmRun, storm: Storm, server: FakeServer, say: Say) -> Non
         watcher.cancel()
     run.virtual_s = server.clock.now
     _look(run, storm.done, server)
-    run.scrapes.append((storm.done, server.metrics()))
     await _let_go(run, server)
-    run.scrapes.append((storm.done, server.metrics()))
 
 
-async def _watch(run: ArmRun, storm: Storm, server: FakeServer, say: Say) -> None:
-    """Sample as the storm goes on."""
-    num, next_look, next_scrape, said = storm.force.requests, 0, 0, 0
+async def _watch(run: Run, storm: Storm, server: FakeServer, say: Say) -> None:
+    """Look as the storm goes on."""
+    num, next_look, said = storm.force.requests, 0, 0
     looks = max(1, min(LOOKS, num // PER_LOOK))
     while True:
-        if storm.done * SCRAPES >= next_scrape * num:
-            next_scrape += 1
-            run.scrapes.append((storm.done, server.metrics()))
-            size = int(census.resident_mib() * 2**20)
-            run.samples.append((storm.done, size))
         if storm.done * looks >= next_look * num:
             next_look += 1
             _look(run, storm.done, server)
         if storm.done * 10 // num > said:
             said = storm.done * 10 // num
             say(f"{storm.done} requests in {server.clock.now:.0f} virtual seconds")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(GLANCE_S)
 
 
-def _look(run: ArmRun, done: int, server: FakeServer) -> None:
+def _look(run: Run, done: int, server: FakeServer) -> None:
     engine = server.engine
-    tables = census.count(engine.connector)
-    objects = census.num_objects()
-    run.looks.append(Look(done, objects, engine.num_steps, time.process_time(), tables))
+    tables, objects = census.count(engine.connector), census.num_objects()
+    size = census.resident_bytes()
+    run.looks.append(Look(done, engine.num_steps, size, objects, server.metrics(), tables))
 
 
-async def _let_go(run: ArmRun, server: FakeServer) -> None:
+async def _let_go(run: Run, server: FakeServer) -> None:
     """Until the idle server holds nothing and its books close, or IDLE_S are over."""
     await asyncio.sleep(MAX_TTL_S)
     deadline = server.clock.now + IDLE_S
@@ -83,4 +76,4 @@ async def _let_go(run: ArmRun, server: FakeServer) -> None:
         run.held = {**still_held(samples), **server.held()}
         if not (run.open_accounts or run.held) or server.clock.now > deadline:
             return
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(GLANCE_S)

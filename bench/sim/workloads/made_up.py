@@ -1,4 +1,5 @@
-"""Branching: programs that share a long beginning, summarise themselves, or send out others."""
+"""What the lab makes up: agents, people, single requests; programs that share a long beginning,
+summarise themselves, or send out others."""
 
 from __future__ import annotations
 
@@ -13,6 +14,51 @@ FORKED = 0.5  # share of the context that they have in common
 SUMMARY = 0.15  # of the context is what a compaction leaves
 SUBAGENTS = 3  # sent out at once
 SUB_CONTEXT = 0.4  # of the parent's context is a sub-agent's
+CHATS = 0.4  # of the programs are people's chats
+CHAT_TURNS, CHAT_CONTEXT = 0.5, 0.3  # of an agent's turns and context
+SINGLES = 0.2  # of the programs are single requests
+
+
+def agents(shape: Shape) -> Workload:
+    """Independent programs that have a system prompt in common."""
+    rng, streams = shape.rng("agents"), Streams()
+    system = Span(streams.new(), shape.shared)
+    programs = []
+    for index, arrival_s in enumerate(shape.arrivals(rng)):
+        talk = Talk(streams, (system,))
+        shape.grow(talk, rng, shape.about(rng, shape.turns), shape.about(rng, shape.context))
+        programs.append(shape.program(f"agent{index}", talk.turns(), arrival_s))
+    return Workload("agents", tuple(programs), shape.gap.note)
+
+
+def no_reuse(shape: Shape) -> Workload:
+    """One turn each, no two with a token in common: nothing that could be kept is worth it."""
+    rng, streams = shape.rng("no reuse"), Streams()
+    programs = []
+    for index, arrival_s in enumerate(shape.arrivals(rng)):
+        talk = Talk(streams)
+        talk.turn(shape.about(rng, shape.context), shape.about(rng, shape.answer))
+        programs.append(shape.program(f"single{index}", talk.turns(), arrival_s))
+    return Workload("no_reuse", tuple(programs))
+
+
+def mixed(shape: Shape) -> Workload:
+    """Agents with the shape's gaps, chats with people's, and single requests."""
+    rng, streams = shape.rng("mixed"), Streams()
+    system = Span(streams.new(), shape.shared)
+    person = replace(shape, gaps="person")
+    programs: list[ProgramPlan] = []
+    for index, arrival_s in enumerate(shape.arrivals(rng)):
+        talk, kind = Talk(streams, (system,)), rng.random()
+        turns, context = shape.about(rng, shape.turns), shape.about(rng, shape.context)
+        if kind < CHATS:
+            person.grow(talk, rng, max(1, round(turns * CHAT_TURNS)), round(context * CHAT_CONTEXT))
+        elif kind < CHATS + SINGLES:
+            shape.grow(talk, rng, 1, context)
+        else:
+            shape.grow(talk, rng, turns, context)
+        programs.append(shape.program(f"mixed{index}", talk.turns(), arrival_s))
+    return Workload("mixed", tuple(programs), shape.gap.note)
 
 
 def forks(shape: Shape) -> Workload:

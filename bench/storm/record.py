@@ -1,16 +1,16 @@
-"""One request of the storm: one word for how it ended, and how many ended so."""
+"""What is kept of a storm: how requests ended, a word for each, and looks at the server."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+
+from bench.serve.metrics import Metrics
 
 ABORTED = "hung up by us"  # the client's own doing; not a status
 # vLLM's own answer to reset_running_requests while a step or a load is under way
 # (v1/core/sched/scheduler.py, reset_prefix_cache), as docs/switch-off.md says
 RESET_REFUSED = "reset refused by vLLM"
-TIMEOUT_S = 180.0
+EXPECTED = {"200", "400", ABORTED, RESET_REFUSED}  # 400: the client's mistake
 KEPT = 20  # examples of what was not expected
 
 
@@ -32,35 +32,38 @@ class Tally:
     def add(self, ended: Ended, what: str) -> None:
         """Count one; `what` was sent."""
         self.by_status[ended.status] = self.by_status.get(ended.status, 0) + 1
-        if not is_expected(ended.status) and len(self.unexpected) < KEPT:
+        if ended.status not in EXPECTED and len(self.unexpected) < KEPT:
             said = " ".join(ended.text.split())[:200]
             self.unexpected.append(f"{ended.status}: {what}: {said}")
 
     @property
     def num_ended(self) -> int:
-        """All that were counted."""
         return sum(self.by_status.values())
 
     @property
     def num_unexpected(self) -> int:
-        """Requests that ended as none may."""
-        return sum(n for status, n in self.by_status.items() if not is_expected(status))
+        return sum(n for status, n in self.by_status.items() if status not in EXPECTED)
 
 
-def is_expected(status: str) -> bool:
-    """Answered, refused as the client's mistake, or not waited for."""
-    return status in ("200", "400", ABORTED, RESET_REFUSED)
+@dataclass(frozen=True)
+class Look:
+    """What there is after so many requests. `num_bytes`: of the process; `tables`: items by
+    container of ours."""
+
+    done: int
+    num_steps: int
+    num_bytes: float
+    num_objects: int
+    metrics: Metrics
+    tables: dict[str, int]
 
 
-class Server(Protocol):
-    """What the storm needs of what it is fired at."""
+@dataclass
+class Run:
+    """What the server did in the storm. `open_accounts`, `held`: of the idle server at the end."""
 
-    async def generate(
-        self, api: str, payload: bytes, headers: Mapping[str, str], abort_s: float = 0.0
-    ) -> Ended:
-        """Send a request to one of the four APIs; hang up after `abort_s`, unless it is 0."""
-        ...
-
-    async def reset(self, query: str) -> Ended:
-        """Empty the prefix cache, as far as the server does that now."""
-        ...
+    tally: Tally = field(default_factory=Tally)
+    looks: list[Look] = field(default_factory=list)
+    virtual_s: float = 0.0
+    open_accounts: list[str] = field(default_factory=list)
+    held: dict[str, float] = field(default_factory=dict)
