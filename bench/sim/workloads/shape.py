@@ -30,7 +30,7 @@ class Curve:
         return float(low * (high / low) ** ((share - q0) / (q1 - q0)))
 
 
-_CODING = (  # tool gaps of 423 Claude Code sessions (workloads/claude_code.py)
+_CODING = (  # tool gaps of 423 Claude Code sessions (workloads/recorded.py)
     *((0.0, 2.0), (0.1, 4.0), (0.25, 5.0), (0.5, 9.0), (0.75, 19.0)),
     *((0.9, 72.0), (0.95, 168.0), (0.99, 916.0), (1.0, 916.0)),
 )
