@@ -7,7 +7,7 @@
     lab       every cell's results equal to the last digit (bench/sim/frozen.py)
     machine   the state machine over vLLM's scheduler: nothing wrong, nothing stuck, on each release
     policy    random traffic: nobody finds less than with stock vLLM or without a name
-    storm     20,000 requests of which some are spoiled: books closed, nothing grows
+    storm     100,000 requests of which some are spoiled: books closed, nothing grows
     renames   each name of vLLM's that we touch, gone: the server serves as stock
     mutants   faults that tests must see
 
@@ -51,7 +51,7 @@ def parts(is_quick: bool) -> list[Part]:
     return [
         Part("mutants", module("tests.mutants")),
         Part("lab", [*module("bench.sim.frozen"), *cells]),
-        Part("storm", module("bench.storm", requests=2_000 if is_quick else 20_000)),
+        Part("storm", module("bench.storm", requests=2_000 if is_quick else 100_000)),
         Part("renames", module("pytest", q=None) + list(RENAMES[: 1 if is_quick else None])),
         *machines,
         Part("policy", module("tests.vllm.long_policy", traces=traces)),
