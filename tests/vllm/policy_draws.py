@@ -123,7 +123,7 @@ def says_final(dice: random.Random, client: str) -> Plan:
 
 def hints(dice: random.Random, client: str) -> Plan:
     """Asks for its KV to be kept for long, whether it comes back or not."""
-    said = dice.choice([{"ttl_s": 300.0}, {"keep_s": 3600.0}, {"ttl_s": 300.0, "keep_s": 3600.0}])
+    said = dice.choice([{"ttl_s": 60.0}, {"ttl_s": 300.0}, {"ttl_s": 3600.0}])
     plan = dice.choice([agent, vanishes, shared_key, one_shots])
     for now, turn in plan(dice, client):
         yield now, replace(turn, **said)

@@ -72,7 +72,7 @@ class Played:
 
     def _send(self, number: int) -> None:
         turn, said = self.turns[number], self._said[number]
-        hints = {"ttl_s": turn.ttl_s, "keep_s": turn.keep_s}
+        hints = {"ttl_s": turn.ttl_s}
         hints = {name: value for name, value in hints.items() if value is not None}
         for copy in range(turn.copies):
             self.engine.add(
@@ -147,7 +147,7 @@ class Case:
     def seems_to(self, number: int) -> bool:
         """Whether the turn, or its client, says that the next one comes."""
         turn = self.turns[number]
-        says_so = turn.final is False or turn.ttl_s is not None or turn.keep_s is not None
+        says_so = turn.final is False or turn.ttl_s is not None
         return says_so or (turn.tool is not None and not turn.final)
 
     def tokens(self, numbers: Iterable[int]) -> int:

@@ -67,7 +67,6 @@ class Turn(_Brief):
     name: str | None = None
     final: bool | None = None
     ttl_s: float | None = None
-    keep_s: float | None = None
     priority: int = 0
 
     @property
@@ -80,10 +79,10 @@ class Turn(_Brief):
 
     @property
     def has_hints(self) -> bool:
-        return (self.final, self.ttl_s, self.keep_s) != (None, None, None)
+        return (self.final, self.ttl_s) != (None, None)
 
 
-FIELDS = {"name": None, "final": None, "ttl_s": None, "keep_s": None, "priority": 0}
+FIELDS = {"name": None, "final": None, "ttl_s": None, "priority": 0}
 
 
 @dataclass(frozen=True)
