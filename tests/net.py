@@ -52,19 +52,15 @@ def parts(is_quick: bool) -> list[Part]:
         Part("mutants", module("tests.mutants")),
         Part("lab", [*module("bench.sim.frozen"), *cells]),
         Part("storm", module("bench.storm", requests=2_000 if is_quick else 100_000)),
-        Part("renames", module("pytest", q=None) + list(RENAMES[: 1 if is_quick else None])),
+        Part("renames", [*module("pytest"), "-q", *RENAMES[: 1 if is_quick else None]]),
         *machines,
         Part("policy", module("tests.vllm.long_policy", traces=traces)),
     ]
 
 
 def module(name: str, **options: object) -> list[str]:
-    """The command that runs one of our modules; an option's value None is a flag of one letter."""
-    said = [
-        word
-        for key, value in options.items()
-        for word in ([f"-{key}"] if value is None else [f"--{key}", str(value)])
-    ]
+    """The command that runs a module with these options."""
+    said = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     return [sys.executable, "-m", name, *said]
 
 
