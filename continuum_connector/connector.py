@@ -141,7 +141,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._gate, self._read_ahead = side.gate, side.read_ahead
         self._epochs = self._steps.epochs
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
-        self._traffic = side.traffic
         self._turns, self._records = side.turns, side.records
         self.switch = open_switch(self.config.switch_path, self._wake)
 
