@@ -28,6 +28,7 @@ RETRY_STEPS = 8
 AGED_PER_STEP = 2  # pins whose worth a step updates; 10 us each
 MAX_WAIT_S = 10.0
 MAX_SPARED = 32  # how many pins a patient turn may spare before it gives up
+MAX_IN_VAIN = 16  # how often pins are put back for an attempt that fails; each may be all of them
 
 
 class Room:
@@ -155,6 +156,7 @@ class Room:
         The last of them may free so much that cheaper ones can stay.
         """
         tried: list[LivePin] = []
+        num_in_vain = 0
         pins = self._pins.cheapest_first()
         others = ((pin, need) for pin in _takeable(pins, own, claim))
         try:
@@ -163,9 +165,11 @@ class Room:
                 tried.append(pin)
                 if self._pool.get_num_free_blocks() < least_free:
                     continue
-                if spared := self._spare(tried[:-1], least_free):
+                may_spare = num_in_vain < MAX_IN_VAIN
+                if may_spare and (spared := self._spare(tried[:-1], least_free)):
                     if (answer := attempt()) is not None:
                         return [pin for pin in tried if pin not in spared], answer
+                    num_in_vain += 1
                     for pin in spared:
                         self._holds.try_without(pin.hold)
                 if (answer := attempt()) is not None:

@@ -14,6 +14,7 @@ from continuum_connector.programs.program import Identity, IdentitySource, Progr
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.room import (
+    MAX_IN_VAIN,
     MAX_SPARED,
     RETRY_STEPS,
     Room,
@@ -25,8 +26,8 @@ from tests.fakes import FakeBlock, FakeBlockPool
 class World:
     """A pool of 20 usable blocks, pins on it, and a count of allocations tried."""
 
-    def __init__(self) -> None:
-        self.pool = FakeBlockPool(21)
+    def __init__(self, num_blocks: int = 20) -> None:
+        self.pool = FakeBlockPool(1 + num_blocks)
         self.holds = HoldTable(self.pool)
         self.pins = PinTable()
         self.ended: list[str] = []
@@ -130,6 +131,15 @@ def test_who_needs_more_than_it_says_gets_what_was_to_be_spared(world: World) ->
     world.run(5)
     assert world.need(12, bound=10)
     assert (world.ended, world.num_tries) == (["c", "b", "a"], 2)
+
+
+def test_pins_are_put_back_in_vain_but_a_few_times() -> None:
+    """A running turn says nothing of its need, so each pin might put all others back."""
+    world = World(num_blocks=100)
+    for arrival in range(50):
+        world.pin_finished(f"{arrival}", 2, arrival)
+    assert world.need(100, bound=0)
+    assert (len(world.ended), world.num_tries) == (50, 50 + MAX_IN_VAIN)
 
 
 def test_a_turn_that_found_no_room_or_took_a_pin_for_it_is_told_of_and_a_wish_is_no_pin(
