@@ -39,10 +39,10 @@ from continuum_connector.vllm import (
     probe,
     proven,
     served,
+    tables,
 )
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.shadow import Shadow
-from continuum_connector.vllm.tables import stock_beside
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
 from continuum_connector.worker.layout import Layout, read_layout
@@ -140,10 +140,11 @@ def scheduler_side(
         pool=pool,
         groups=groups,
         tier=make_tier(memory, disk, groups, traffic, account, _tier_events(vllm_config)),
-        records=Records(account, trace, decider.away, stock_beside(pool, found, groups)),
+        records=Records(account, trace, decider.away, tables.stock_beside(pool, found, groups)),
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
+        pop_blocks=tables.popper(found, groups) if served.is_alone(vllm_config) else None,
     )
     return SchedulerSide(config, parts)
 

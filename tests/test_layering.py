@@ -47,7 +47,7 @@ PLANTED = {
     "scheduler/retention.py": "pin.is_wish",
     "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on tier.rank_at "
     "turn.diverged turn.epoch turn.is_preempted turn.is_stray turn.since turn.stock_tokens "
-    "turn.tier_tokens turn.vram_tokens",
+    "turn.taken turn.tier_tokens turn.vram_tokens",
     "scheduler/tiers/chains.py": "chain.tickets each.num_passed",
     "scheduler/tiers/disk.py": "ahead.has_new ahead.owner ahead.rank_at ahead.under_way.events "
     "disk.gone dram.came dram.doubts dram.index.marks dram.rank_at dram.went_down marks.key_of "

@@ -60,7 +60,10 @@ class Kept:
     def shared(self, hashes: Sequence[bytes]) -> int:
         """How many blocks of the chain a prompt begins with. The result is up to an eighth too
         low."""
-        return max((mark[0] + 1 for mark in self.marks if _has(hashes, mark)), default=0)
+        for place, block_hash in reversed(self.marks):  # a hash covers all before it
+            if place < len(hashes) and hashes[place] == block_hash:
+                return place + 1
+        return 0
 
     def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
         """Whether a turn with those hashes continues the chain at least to its middle. Not to its

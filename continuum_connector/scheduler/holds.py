@@ -7,6 +7,7 @@ reference for all our holds: giving the pool one takes as long as the rest of ta
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from continuum_connector.errors import InvariantError
 
 Ids = npt.NDArray[np.int32]  # numbers of blocks
+_NUMBER = operator.attrgetter("block_id")
 
 
 class Block(Protocol):
@@ -72,6 +74,18 @@ class HoldTable:
             ids = np.array([block.block_id for block in blocks], np.int32)
         hold = Hold(blocks, ids)
         self._touch(hold)
+        self.num_holds += 1
+        return hold
+
+    def adopt(self, blocks: Sequence[Any]) -> Hold:
+        """Make a request's own references to its `blocks` a hold: the pool counts each once, as one
+        of ours."""
+        hold = Hold(blocks, np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks)))
+        self.num_blocks += len(_become(self._refs, hold.ids, 1, 1))
+        num = len(_become(self._all_refs, hold.ids, 1, 1))
+        if num < len(hold):  # the pool counts others twice now: as the request's and as ours
+            others = (self._all_refs[hold.ids] > 1).nonzero()[0]
+            self._pool.free_blocks(reversed(_those(hold.blocks, others)))
         self.num_holds += 1
         return hold
 
@@ -143,4 +157,4 @@ def _those(blocks: Sequence[Any], places: Any) -> Sequence[Any]:
     """The blocks at these places, usually all or none."""
     if len(places) == len(blocks):
         return blocks
-    return [blocks[place] for place in places.tolist()]
+    return list(map(blocks.__getitem__, places.tolist()))  # in C: there may be thousands

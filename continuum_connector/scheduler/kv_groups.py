@@ -111,6 +111,21 @@ class ChainBlocks:
         """Where in the chain the last block ends, in tokens."""
         return self.ends[-1] if self.ends else 0
 
+    def followed_by(self, column: Column) -> ChainBlocks:
+        """This chain, of one group, and the blocks of that group that come after it."""
+        if not self.blocks:
+            return ChainBlocks.of([column])
+        ends, blocks, keys = column
+        if not blocks:
+            return self
+        ids = np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks))
+        return ChainBlocks(
+            (*self.blocks, *blocks),
+            _joined(self.ends, ends),
+            np.concatenate((self.ids, ids)),
+            (*self.keys, *keys),
+        )
+
     def read_again(self) -> ChainBlocks:
         """The same blocks with the keys that they have by now. A key is None if vLLM has forgotten
         it while a pin held the block (BlockPool.evict_blocks)."""
@@ -222,20 +237,21 @@ class KvGroups:
 
     def take_kept(
         self,
-        pool_blocks: Sequence[Any],
-        block_ids: Sequence[Sequence[int]],
+        tables: Sequence[Sequence[Any]],
         request: Any,
         needs_prompt: bool = False,
+        known: ChainBlocks = NO_BLOCKS,
     ) -> ChainBlocks:
         """Return the blocks of a finished turn that the next one will hit. Once per turn, because
         the rule hashes what the turn kept for that hit, and forgets the turn.
 
-        `block_ids`: the turn's blocks per group; if there are none, it computed nothing to keep.
-        `needs_prompt`: also return what a hit at the prompt's end needs.
+        `tables`: the turn's blocks per group; if there are none, it computed nothing to keep.
+        `needs_prompt`: also return what a hit at the prompt's end needs. `known`: see
+        `hashed_blocks`.
         """
         if self.rule is None:
-            return self.hashed_blocks(pool_blocks, block_ids, request.block_hashes)
-        if not any(block_ids):
+            return self.hashed_blocks(tables, request.block_hashes, known)
+        if not any(tables):
             return NO_BLOCKS
         end = self.prompts_end(request) if needs_prompt else 0
         kept = self.rule.take_kept(request, end)
@@ -243,29 +259,49 @@ class KvGroups:
 
     def hashed_blocks(
         self,
-        pool_blocks: Sequence[Any],
-        block_ids: Sequence[Sequence[int]],
+        tables: Sequence[Sequence[Any]],
         hashes: Sequence[bytes],
+        known: ChainBlocks = NO_BLOCKS,
     ) -> ChainBlocks:
         """Return every full block of a request that still has the hash of its tokens.
 
-        Only such blocks can be found again; null blocks (outside a window) are skipped.
+        Only such blocks can be found again; null blocks (outside a window) are skipped. `known`: a
+        chain that the request may go on from. If it does, only what follows is put together.
         """
-        found: list[Column] = []
-        for group, ids in zip(self._groups, block_ids, strict=True):
-            suffix, size = block_key(b"", group.index), group.block_size
-            per_block = size // self.hash_size  # a block is named by the last of its hashes
-            ends_of = hashes if per_block == 1 else hashes[per_block - 1 :: per_block]
-            blocks = list(map(pool_blocks.__getitem__, ids[: len(ends_of)]))
-            keys = list(map(operator.add, ends_of[: len(blocks)], repeat(suffix)))
-            named = list(map(self._key_of, blocks))
-            ends: Sequence[int] = range(size, size * len(blocks) + 1, size)
-            if named != keys:
-                kept = [n for n, key in enumerate(keys) if named[n] == key]
-                blocks, ends = [blocks[n] for n in kept], [ends[n] for n in kept]
-                named = [named[n] for n in kept]
-            found.append((ends, blocks, named))
-        return ChainBlocks.of(found)
+        if self.are_simple and self._goes_on(tables[0], known):
+            return known.followed_by(self._hashed(self._groups[0], tables[0], hashes, len(known)))
+        each = zip(self._groups, tables, strict=True)
+        return ChainBlocks.of([self._hashed(group, blocks, hashes, 0) for group, blocks in each])
+
+    def _goes_on(self, blocks: Sequence[Any], known: ChainBlocks) -> bool:
+        """Whether these blocks begin with the known chain. Each is compared, because two blocks may
+        have one hash, and so is its key, because vLLM may have forgotten it (evict_blocks)."""
+        first = tuple(blocks[: len(known)])
+        return first == known.blocks and tuple(map(self._key_of, first)) == known.keys
+
+    def _hashed(
+        self, group: KvGroup, blocks: Sequence[Any], hashes: Sequence[bytes], start: int
+    ) -> Column:
+        """The group's blocks from the `start`th on that have the hash of their tokens."""
+        suffix, size = block_key(b"", group.index), group.block_size
+        per_block = size // self.hash_size  # a block is named by the last of its hashes
+        ends_of = hashes[start:] if per_block == 1 else hashes[per_block - 1 :: per_block][start:]
+        blocks = blocks[start : start + len(ends_of)]
+        keys = list(map(operator.add, ends_of[: len(blocks)], repeat(suffix)))
+        named = list(map(self._key_of, blocks))
+        ends: Sequence[int] = range(size * (start + 1), size * (start + len(blocks)) + 1, size)
+        if named[:-1] == keys[:-1]:  # the last one is full, and its last token not computed
+            num = len(named) - (named[-1:] != keys[-1:])
+            return ends[:num], blocks[:num], named[:num]
+        kept = [n for n, key in enumerate(keys) if named[n] == key]
+        return [ends[n] for n in kept], [blocks[n] for n in kept], [named[n] for n in kept]
+
+
+def _joined(ends: Sequence[int], more: Sequence[int]) -> Sequence[int]:
+    """Both, one after the other; of a chain of one group without gaps no number is made."""
+    if isinstance(ends, range) and isinstance(more, range):
+        return range(ends.start, more.stop, more.step)
+    return [*ends, *more]
 
 
 def _num_blocks(sizes: Sequence[tuple[int, int]], num_tokens: int) -> int:

@@ -107,19 +107,23 @@ class Retention:
         """The program's pin that waits for this very request, if one does."""
         return next((pin for pin in self.pins.of(program) if request_id in pin.waiting), None)
 
-    def hand_over(self, program: str, request_id: str, since: float | None, now: float) -> None:
-        """The request owns the blocks itself now, so the pin that waited for it ends.
+    def hand_over(
+        self, program: str, request_id: str, since: float | None, now: float
+    ) -> ChainBlocks | None:
+        """The request owns the blocks itself now, so the pin that waited for it ends. Returns what
+        that held.
 
         If it goes on from what ended at `since`, but not to its end, because its client has cleared
         a result or never keeps its last message, its program has come back for that pin all the
         same. What else is in it may be another context's, so the pin stays, and gives way first.
         """
-        pin = self.awaited(program, request_id)
-        if pin is not None:
-            self._end(pin, PinEnd.RETURNED, now)
+        awaited = self.awaited(program, request_id)
+        if awaited is not None:
+            self._end(awaited, PinEnd.RETURNED, now)
         for pin in self.pins.of(program):
             if pin.started == since and not pin.is_returning:
                 self.pins.revalue(pin, min(pin.rank[0], 0.0))
+        return None if awaited is None else awaited.blocks
 
     def unexpect(self, program: str, request_id: str) -> None:
         """The request went away before it took the pin over: the deadline counts again."""

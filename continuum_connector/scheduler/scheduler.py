@@ -29,7 +29,7 @@ from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.turns import StopStrings, Turn, TurnEnd, Turns
+from continuum_connector.scheduler.turns import BY_ITSELF, StopStrings, Turn, TurnEnd, Turns
 from continuum_connector.scheduler.waiting import Bus, ReadAhead
 
 
@@ -45,6 +45,8 @@ class Parts:
     waker: Any
     stop_strings: StopStrings
     max_loras: int
+    pop_blocks: Callable[[str], list[Any]] | None
+    """A request's blocks, which vLLM frees no more; None where it must free them itself."""
 
 
 class SchedulerSide:
@@ -55,7 +57,8 @@ class SchedulerSide:
         self._stock, self._outcomes = parts.records.stock, parts.records.outcomes
         self.tier, self.traffic = parts.tier, parts.tier.traffic
         self.turns = Turns()
-        self._pool = parts.pool
+        self._pool, self._pop_blocks = parts.pool, parts.pop_blocks
+        self._ended = HoldTable(parts.pool, beside=parts.tier.traffic.holds)
         self._stop_strings = parts.stop_strings
         self._away = parts.decider.away
         costs, policy = parts.decider.costs, parts.decider.policy
@@ -232,7 +235,8 @@ class SchedulerSide:
         elif turn.is_preempted:
             self.records.happened("readmit", now, turn)
         turn.is_preempted = False
-        self.retention.hand_over(turn.program.key, request.request_id, turn.since, now)
+        taken = self.retention.hand_over(turn.program.key, request.request_id, turn.since, now)
+        turn.taken = taken or turn.taken
 
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
@@ -269,7 +273,25 @@ class SchedulerSide:
         self._stock.finished(request)
         self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
-        blocks = self._kept(turn, request, block_ids)
+        if self._pop_blocks is None or end not in BY_ITSELF:
+            tables = [[self._pool.blocks[number] for number in ids] for ids in block_ids]
+            return self._end(turn, request, tables, end, now)
+        # Its own references become ours, so that neither we nor vLLM touch and free each block.
+        hold = self._ended.adopt(self._pop_blocks(request.request_id))
+        try:
+            return self._end(turn, request, [hold.blocks], end, now)
+        finally:
+            self._ended.release(hold)
+
+    def _end(
+        self,
+        turn: Turn,
+        request: Any,
+        tables: Sequence[Sequence[Any]],
+        end: TurnEnd,
+        now: float,
+    ) -> dict[str, Any] | None:
+        blocks = self._kept(turn, request, tables)
         if end is TurnEnd.ABORTED and not self._stop_strings.went_away(request):
             end = TurnEnd.STOP
         turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since its arrival
@@ -311,13 +333,13 @@ class SchedulerSide:
             self._outcomes.silent(absence, now)
         return True
 
-    def _kept(self, turn: Turn, request: Any, block_ids: Sequence[Sequence[int]]) -> ChainBlocks:
+    def _kept(self, turn: Turn, request: Any, tables: Sequence[Sequence[Any]]) -> ChainBlocks:
         """The blocks of the turn that may be kept. None may, if some of them may be KV of other
         weights, or if a lookup by hash may find such blocks in their place."""
         is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
         needs_prompt = self._answers.are_altered(turn.program)
         # Called even if nothing may be kept, because it makes the rule forget the turn.
-        blocks = self.groups.take_kept(self._pool.blocks, block_ids, request, needs_prompt)
+        blocks = self.groups.take_kept(tables, request, needs_prompt, turn.taken)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
     def _note_kept(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:

@@ -19,6 +19,7 @@ from msgspec import structs
 from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.scheduler.against_stock import AgainstStock
+from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
 from continuum_connector.scheduler.tiers.base import OnDisk
 from continuum_connector.toolcalls.reader import BackgroundTokenizer
 
@@ -29,6 +30,10 @@ class TurnEnd(enum.Enum):
     STOP = "stop"  # the model ended its answer
     LENGTH = "length"  # it reached a token limit
     ABORTED = "aborted"  # by the API server: a stop string matched, or the client went away
+    FAILED = "failed"  # by vLLM, as after a load that failed
+
+
+BY_ITSELF = (TurnEnd.STOP, TurnEnd.LENGTH)  # it ran, so nothing is being loaded for it
 
 
 @dataclass(eq=False)
@@ -43,7 +48,7 @@ class Turn:
     its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `on_disk`: what a disk
     had for it, if anything of use. `since`: when the turn of its program ended that it continues,
     None if it continues none. `diverged`: where its prompt differs from those before it, if it goes
-    on with them and continues none.
+    on with them and continues none. `taken`: what a pin held for it.
     """
 
     program: Program
@@ -64,6 +69,7 @@ class Turn:
     on_disk: OnDisk | None = None
     since: float | None = None
     diverged: Divergence | None = None
+    taken: ChainBlocks = NO_BLOCKS
 
     @property
     def hit_tokens(self) -> dict[str, int]:

@@ -76,6 +76,8 @@ def turn_end(request: Any) -> TurnEnd:
     never_ran = request.status == RequestStatus.FINISHED_ERROR and not request.num_computed_tokens
     if never_ran or request.status == RequestStatus.FINISHED_ABORTED:
         return TurnEnd.ABORTED
+    if request.status == RequestStatus.FINISHED_ERROR:
+        return TurnEnd.FAILED
     is_cut = request.status == RequestStatus.FINISHED_LENGTH_CAPPED
     return TurnEnd.LENGTH if is_cut else TurnEnd.STOP
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from continuum_connector import dram
-from continuum_connector.config import ContinuumConfig
+from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig
 from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, WINDOW, KvGroup, KvGroups
 from continuum_connector.vllm import compat, node
 from continuum_connector.vllm.proven import KINDS, Group, Server, check_groups, why_no_tier
@@ -45,6 +45,12 @@ def bytes_per_block(kv_cache_config: Any) -> int:
 def kinds(kv_cache_config: Any) -> tuple[str, ...]:
     """The class of each KV group's spec, as proven.Group has it."""
     return tuple(group(each).kind for each in kv_cache_config.kv_cache_groups)
+
+
+def is_alone(vllm_config: Any) -> bool:
+    """Whether no other connector may need a turn's blocks after its end."""
+    others = getattr(vllm_config, "ec_transfer_config", None)
+    return vllm_config.kv_transfer_config.kv_connector == CONNECTOR_NAME and others is None
 
 
 def features(vllm_config: Any, kv_cache_config: Any) -> tuple[bool, bool]:

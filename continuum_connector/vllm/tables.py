@@ -1,11 +1,12 @@
-"""Tables: how many blocks vLLM's turns have, for the shadow of stock vLLM (scheduler/stock.py).
+"""Tables: the blocks that vLLM's turns have, for the shadow of stock vLLM (scheduler/stock.py) and
+for the end of a turn.
 
 Only this file touches these names of v1/core/single_type_kv_cache_manager.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from continuum_connector.scheduler.against_stock import CautiousStock, UnknownStock
@@ -29,6 +30,13 @@ class Tables:
     def num_cached_of(self, request_id: str) -> int:
         """How many of the turn's blocks have their hash, from the first on."""
         return self._num_cached.get(request_id, 0)
+
+
+def popper(found: Any, groups: KvGroups) -> Callable[[str], list[Any]] | None:
+    """What takes a turn's blocks from vLLM, in order, for the caller to free; None where this vLLM
+    must free them itself: a hit needs more than blocks of one kind."""
+    pop: Callable[[str], list[Any]] | None = getattr(found, "pop_blocks_for_free", None)
+    return pop if groups.are_simple else None
 
 
 def stock_beside(pool: Any, found: Any, groups: KvGroups) -> UnknownStock:

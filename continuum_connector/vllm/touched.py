@@ -105,6 +105,8 @@ v1.core.kv_cache_manager:KVCacheManager | priority | vllm/compat.py | -
 v1.core.kv_cache_coordinator:KVCacheCoordinator | hybrids | vllm/coordinator.py, vllm/shadow.py | -
   single_type_managers block_pool find_longest_cache_hit(block_hashes,max_cache_hit_length)
   remove_skipped_blocks
+v1.core.kv_cache_coordinator:KVCacheCoordinator | nothing | vllm/tables.py | none yet: who frees
+  pop_blocks_for_free(request_id)
 v1.core.kv_cache_coordinator:HybridKVCacheCoordinator | hybrids | vllm/coordinator.py | -
   scheduler_block_size
 v1.core.kv_cache_coordinator:HybridKVCacheCoordinator | nothing | vllm/coordinator.py | -
@@ -194,8 +196,8 @@ KV.metrics | load | observe/metrics.py | it is the API
 config:VllmConfig | all | connector.py, build.py, vllm/ | arguments of the constructor
   kv_transfer_config cache_config scheduler_config parallel_config model_config
   speculative_config lora_config kv_events_config
-config:VllmConfig | nothing | vllm/compat.py | -
-  use_v2_model_runner
+config:VllmConfig | nothing | vllm/compat.py, vllm/served.py | -
+  use_v2_model_runner ec_transfer_config
 config:KVTransferConfig | all | vllm/attach.py, vllm/compat.py | arguments of the constructor
   kv_connector kv_connector_extra_config kv_role kv_load_failure_policy
 config:SchedulerConfig | all | vllm/attach.py, vllm/compat.py | --scheduler-cls

@@ -52,13 +52,14 @@ def test_hashed_blocks_are_the_full_ones_head_first_over_all_groups() -> None:
         pool[block_id].block_hash = block_key(HASHES[index], group)
     pool[4].block_hash = block_key(HASHES[9], 1)  # has become somebody else's
     block_ids = [[1, 2, 3, 6], [0, 4, 5, 7]]  # 0 is the null block, 6 and 7 are not full
-    found = which.hashed_blocks(pool, block_ids, HASHES)
+    tables = [[pool[number] for number in ids] for ids in block_ids]
+    found = which.hashed_blocks(tables, HASHES)
     assert found.blocks == (pool[1], pool[2], pool[3], pool[5])
     assert (found.ends, found.end) == ([16, 32, 48, 48], 48)
     assert found.ids.tolist() == [1, 2, 3, 5]
     assert found.only([1, 3]).ids.tolist() == [2, 5]
-    assert not which.hashed_blocks(pool, [[], []], HASHES)
-    assert len(which.hashed_blocks(pool, block_ids, HASHES[:1])) == 1
+    assert not which.hashed_blocks([[], []], HASHES)
+    assert len(which.hashed_blocks(tables, HASHES[:1])) == 1
     assert (which.num_full, len(which)) == (1, 2)
 
 
@@ -74,7 +75,8 @@ def test_blocks_of_several_sizes_go_by_the_last_of_their_hashes() -> None:
     }.items():
         pool[block_id].block_hash = block_key(HASHES[number], group)
     block_ids = [[1, 2], [0, 0, 0, 0, 0, 3, 4], [0, 5]]
-    found = which.hashed_blocks(pool, block_ids, HASHES[:8])
+    tables = [[pool[number] for number in ids] for ids in block_ids]
+    found = which.hashed_blocks(tables, HASHES[:8])
     assert found.blocks == tuple(pool[i] for i in (1, 3, 4, 2, 5))
     assert (found.ends, found.end) == ([32, 48, 56, 64, 64], 64)
     assert [group.kind for group in which] == [FULL, WINDOW, STATE]
@@ -84,14 +86,43 @@ def test_no_object_is_made_per_block_of_a_turn() -> None:
     """A pin has them for minutes, and every full collection would stop the engine for each."""
     hashes = [i.to_bytes(4, "big") for i in range(10_000)]
     pool = [FakeBlock(None), *(FakeBlock(block_key(each, 0)) for each in hashes)]
-    block_ids = [list(range(1, 10_001))]
+    table = pool[1:]
     which = groups(16, None)
     made = []
     for _ in range(20):  # other threads of the process make objects now and then
         gc.collect()
         before = len(gc.get_objects())
-        found = which.hashed_blocks(pool, block_ids, hashes)
+        found = which.hashed_blocks([table], hashes)
         stored = found.only(range(9_000))
         made.append(len(gc.get_objects()) - before)
     assert min(made) < 10
     assert (len(found), len(stored), stored.end) == (10_000, 9_000, 16 * 9_000)
+
+
+def test_a_known_chain_is_gone_on_from_only_if_each_block_and_key_is_the_same() -> None:
+    which = groups(16, None)
+    pool = [FakeBlock(block_key(HASHES[n], 0), n) for n in range(6)]
+    known = which.hashed_blocks([pool[:3]], HASHES)
+    found = which.hashed_blocks([pool], HASHES, known)
+    assert (found.blocks, found.ids.tolist()) == (tuple(pool), list(range(6)))
+    assert found.ends == range(16, 97, 16)
+    assert found.keys[:3] == known.keys
+    assert all(a is b for a, b in zip(found.keys, known.keys, strict=False))
+    assert which.hashed_blocks([pool[:3]], HASHES, known) is known
+
+    again = FakeBlock(block_key(HASHES[1], 0), 9)  # another block with the same hash
+    found = which.hashed_blocks([[pool[0], again, *pool[2:]]], HASHES, known)
+    assert found.ids.tolist() == [0, 9, 2, 3, 4, 5]
+    pool[1].block_hash = None  # BlockPool.evict_blocks, after a load that failed
+    found = which.hashed_blocks([pool], HASHES, known)
+    assert (found.ids.tolist(), found.ends) == ([0, 2, 3, 4, 5], [16, 48, 64, 80, 96])
+    assert which.hashed_blocks([pool], HASHES, found).ids.tolist() == [0, 2, 3, 4, 5]
+    assert which.hashed_blocks([pool[:2]], HASHES, known).ids.tolist() == [0]  # it was cut
+
+
+def test_the_last_block_may_be_full_before_its_last_token_is_computed() -> None:
+    which = groups(16, None)
+    pool = [FakeBlock(block_key(HASHES[n], 0), n) for n in range(3)]
+    pool[2].block_hash = None
+    found = which.hashed_blocks([pool], HASHES[:3])
+    assert (found.ids.tolist(), found.ends) == ([0, 1], range(16, 33, 16))

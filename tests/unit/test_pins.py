@@ -189,3 +189,23 @@ def test_what_is_let_go_gives_way_from_its_tail() -> None:
     pool.free_blocks(turn)
     holds.release(hold)
     assert pool.state()[0][-4:] == [4, 3, 2, 1]
+
+
+def test_a_requests_own_references_become_ours() -> None:
+    """Whether or not others of ours hold the blocks, the pool counts one reference for all."""
+    pool = FakeBlockPool(9)
+    first = HoldTable(pool)
+    second = HoldTable(pool, beside=first)
+    turn = pool.take(4)
+    shared = first.take(turn[1:3])  # the pool counts two: the request's and ours
+    hold = second.adopt(turn)
+    assert [block.ref_cnt for block in turn] == [1, 1, 1, 1]
+    assert (first.num_blocks, second.num_blocks) == (2, 4)
+    pin = first.take(turn[:2])
+    second.release(hold)
+    assert [block.ref_cnt for block in turn] == [1, 1, 1, 0]
+    first.release(shared)
+    first.release(pin)
+    assert [block.ref_cnt for block in turn] == [0, 0, 0, 0]
+    assert pool.state()[0][-4:] == [turn[n].block_id for n in (3, 2, 1, 0)]
+    first.check()

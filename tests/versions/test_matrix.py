@@ -88,6 +88,7 @@ SEAMS = {
     "tier_states": "loads of states, chunks and drafts",
     "tool_formats": "its tool parsers, of which each release has more",
     "touched": "every name of it that we touch",
+    "turn_ends": "who frees a turn's blocks, and when",
     "upstream": "the faults of its own that docs/upstream.md shows",
     "victims": "preemption while steps are in flight",
     "windows": "groups with sliding windows",

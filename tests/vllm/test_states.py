@@ -106,10 +106,10 @@ def test_blocks_behind_the_last_state_are_not_pinned() -> None:
     engine = engine_of("state")
     engine.run_turn("a", 500, max_tokens=100, program="p")
     request = engine.requests["a"]
-    kept = engine.side.groups.take_kept(engine.pool.blocks, [[1], [], []], request)
+    kept = engine.side.groups.take_kept([[1], [], []], request)
     states = [each for each, end in zip(kept.blocks, kept.ends, strict=True) if end == 592]
     engine.pool.evict_blocks({states[-1].block_id})
-    assert engine.side.groups.take_kept(engine.pool.blocks, [[1], [], []], request).end < 592
+    assert engine.side.groups.take_kept([[1], [], []], request).end < 592
 
 
 @MODES

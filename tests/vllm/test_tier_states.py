@@ -34,7 +34,7 @@ def next_hit(engine: Engine, request_id: str) -> int:
     """Where vLLM would resume the next turn, if all that was hashed stayed."""
     groups = engine.connector.side.groups
     request = engine.requests[request_id]
-    return int(groups.take_kept(engine.pool.blocks, [[1]] + [[]] * (len(groups) - 1), request).end)
+    return int(groups.take_kept([[1]] + [[]] * (len(groups) - 1), request).end)
 
 
 @MODES

@@ -133,8 +133,8 @@ def test_a_turn_that_never_ran_keeps_nothing_of_what_others_left() -> None:
     engine = windowed()
     engine.run_turn("a", 300, program="p")
     request = engine.requests["a"]
-    assert groups_of(engine).take_kept(engine.pool.blocks, [[1], [], []], request)
-    assert not groups_of(engine).take_kept(engine.pool.blocks, [[], [], []], request)
+    assert groups_of(engine).take_kept([[1], [], []], request)
+    assert not groups_of(engine).take_kept([[], [], []], request)
 
 
 def test_drafts_drop_a_block_of_the_next_hit_but_not_the_hit(

@@ -112,9 +112,10 @@ class DramTier:
             return False
         rank = None if self.rank_at is None else self.rank_at(now)
         evicted, refused = self.index.num_evicted, self.index.num_refused
-        places = self._places(blocks)
-        num_prompt = _num_prompt(blocks, request)
-        slots = self.index.reserve(keys, program, now, rank, num_prompt, places)
+        places, num_prompt = self._places(blocks), _num_prompt(blocks, request)
+        numbers = self.index.slots_of(keys, program)
+        missing = (numbers < 0).nonzero()[0]
+        slots = self.index.reserve(keys, program, now, rank, num_prompt, places, numbers)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
@@ -122,8 +123,7 @@ class DramTier:
         if not len(slots):
             return has_most
         if len(slots) < len(blocks):
-            new = set(self.index.keys_of(slots))
-            blocks = blocks.only([n for n, key in enumerate(keys) if key in new])
+            blocks = blocks.only(missing[: len(slots)].tolist())
         transfer = self.traffic.store(self._owner, program, blocks, slots, now)
         self._firsts[transfer.id] = blocks.ends[0], blocks.keys[0]
         if self.events is not None and request is not None:

@@ -26,6 +26,7 @@ from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank, Residence
 from continuum_connector.scheduler.tiers.marks import Flags, Marks
 from continuum_connector.scheduler.tiers.slots import (
+    NO_TICKETS,
     Chain,
     FreeSlots,
     Numbers,
@@ -105,6 +106,7 @@ class HostIndex:
         rank: Rank | None = None,
         num_prompt: int = 0,
         places: Sequence[int] = (),
+        numbers: Numbers | None = None,
     ) -> Tickets:
         """Claim slots for those of `keys`, one chain, that are not stored yet, evicting if needed.
 
@@ -112,8 +114,9 @@ class HostIndex:
         because all else is busy or, by `rank`, worth more. So a prefix is stored, or all or nothing
         where chains are `whole`. Without `rank`, the least recently used is worth least.
         `num_prompt`: how many of `keys` the prompt has. `places`: those of the blocks, for marks.
+        `numbers`: what `slots_of` says of the keys, if the caller has asked; it is changed.
         """
-        numbers = self.slots_of(keys)
+        numbers = self.slots_of(keys) if numbers is None else numbers
         present, missing = numbers[numbers >= 0], (numbers < 0).nonzero()[0]
         loan = self.order.loans.get(program) if self.marks is not None else None
         chain = self._claims.begin(present, program, now, num_prompt)
@@ -207,8 +210,28 @@ class HostIndex:
         """The program's live chains."""
         return self._claims.order.live_of(program)
 
-    def slots_of(self, keys: Sequence[Key]) -> Numbers:
-        """The keys' slots, READY or WRITING; -1 where there is none."""
+    def slots_of(self, keys: Sequence[Key], program: str = "") -> Numbers:
+        """The slots of one chain's keys, READY or WRITING; -1 where there is none. Those that the
+        newest chain of the `program` has are not looked up again."""
+        known = self._slots_of_chain(keys, program)
+        if len(known) == len(keys):
+            return known
+        found = self._look_up(keys[len(known) :])
+        return np.concatenate((known, found)) if len(known) else found
+
+    def _slots_of_chain(self, keys: Sequence[Key], program: str) -> Numbers:
+        """The slots of the first keys, if the program's newest chain has all of them. A block's
+        key covers all before it, and a chain has one slot per block, so its tip in its place is
+        enough; but a slot that is gone may hold another block by now."""
+        current = self.order.current(program)
+        tickets = current[-1].tickets if current and not self._whole else NO_TICKETS
+        num = len(tickets)
+        if not 0 < num <= len(keys) or not self._table.are_there(tickets).all():
+            return NO_TICKETS
+        numbers = numbers_of(tickets)
+        return numbers if self._table.keys[numbers[-1]] == keys[num - 1] else NO_TICKETS
+
+    def _look_up(self, keys: Sequence[Key]) -> Numbers:
         if self._numbers.keys().isdisjoint(keys):  # new keys cost a third this way
             return np.full(len(keys), -1)
         found = map(self._numbers.get, keys, itertools.repeat(-1))
@@ -309,8 +332,7 @@ class HostIndex:
         """The slots are not found any more; chains that claim them drop these claims later."""
         if len(numbers):
             keys = self._table.forget(numbers)
-            for key in keys:
-                del self._numbers[key]
+            deque(map(self._numbers.__delitem__, keys), maxlen=0)  # in C: a turn may lose thousands
             self.gone.extend(keys)
             self.version += 1
 

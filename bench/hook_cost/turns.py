@@ -1,0 +1,358 @@
+"""What a step costs in which one long turn ends and the next turn of its program begins.
+
+Each arm runs in a process of its own, with caches as cold as a model runner leaves them: other work
+comes between any two steps. What must be done before the step is launched (`add_request`,
+`schedule`) and after it (`update_from_output`) is told apart. Calls and bytecodes are counted in
+further steps; a count is the same however busy the machine is. Run from the repository root:
+
+    python -m bench.hook_cost.turns
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+import continuum_connector
+from bench.cli import many, positive, start, teaching_parser
+from bench.common.known_costs import know
+from bench.hook_cost.arms import KNOWN_COSTS, NOTHING, OURS, progress
+from bench.hook_cost.population import fill_dram, remember_programs
+from bench.hook_cost.rivals import AT_ONCE, RIVALS
+from bench.sim.bus import Bus
+from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
+from continuum_connector.worker_hooks import WorkerMetadata
+from tests.vllm.harness import Engine
+from tests.vllm.tiering import BLOCK, SLOT_BYTES
+
+STOCK = "stock"
+ARMS = (STOCK, NOTHING, *RIVALS, *OURS)
+NEW_TOKENS = 64  # of a tool's answer
+BEFORE, AFTER = ("add_request", "schedule"), ("update_from_output",)
+PACKAGE = str(Path(continuum_connector.__file__).parent) + os.sep
+
+
+class Sampler:
+    """A rank that samples a token per request and has no KV; copies settle in the next step."""
+
+    def __init__(self, half: Any, clock: Callable[[], float]) -> None:
+        """`half`: the worker half of a rival, None for ours."""
+        self._half, self._clock = half, clock
+        self._left: dict[str, int] = {}  # tokens of prompts to compute yet
+        self._report = WorkerReport()
+        self._num = 0
+
+    def report_ready(self, num_slots: int) -> None:
+        self._report.ready_slots[0] = num_slots
+
+    def run(self, step: Any) -> ModelRunnerOutput:
+        report, self._report = self._report, WorkerReport()
+        plan = getattr(step.kv_connector_metadata, "plan", None) or StepPlan()
+        for order in (*plan.loads, *plan.stores):
+            done = TransferOutcome(num_done=1, num_bytes=SLOT_BYTES, seconds=1e-3)
+            self._report.outcomes[order.transfer_id] = done
+        for new in step.scheduled_new_reqs:
+            self._left[new.req_id] = len(new.prompt_token_ids) - new.num_computed_tokens
+        for request_id in step.finished_req_ids:
+            del self._left[request_id]
+        sampled = {}
+        for request_id, num_tokens in step.num_scheduled_tokens.items():
+            self._left[request_id] -= num_tokens
+            self._num += 1
+            sampled[request_id] = [100 + self._num % 29_999] if self._left[request_id] <= 0 else []
+        told: dict[str, Any] = {}
+        if self._half is not None:
+            self._half.start(step, self._clock(), self._clock())
+            told = self._half.output(self._clock())
+        elif not report.is_empty:
+            told = {"kv_connector_worker_meta": WorkerMetadata(report)}
+        return ModelRunnerOutput(
+            req_ids=list(sampled),
+            req_id_to_index={request_id: i for i, request_id in enumerate(sampled)},
+            sampled_token_ids=list(sampled.values()),
+            kv_connector_output=KVConnectorOutput(**told) if told else None,
+        )
+
+
+class Arm:
+    """One engine in which, once it is warm, a turn ends and another begins in each step."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        self._args = args
+        num_turns = (args.running + args.warmup + args.steps) // args.running + 2  # of a program
+        per_turn = (args.context + num_turns * (args.running + NEW_TOKENS)) // BLOCK + 2
+        common: dict[str, Any] = {
+            "num_blocks": int(1.1 * args.running * per_turn) + 1000,
+            "max_num_seqs": args.running,
+            "max_num_batched_tokens": max(8192, args.context),
+        }
+        num_slots = 2 * args.running * per_turn
+        self.engine, half = _engine(name, common, num_slots)
+        self.scheduler = self.engine.scheduler
+        self._sampler = Sampler(half, self.engine.clock)
+        side = getattr(self.engine.connector, "side", None)
+        if side is not None:
+            know(self.engine.connector.costs, KNOWN_COSTS)
+            self._sampler.report_ready(num_slots)
+            remember_programs(side, args.programs)
+        self._numbers = np.random.default_rng(1)
+        self._back: deque[str] = deque()  # programs whose next turn comes with the next step
+        self._num_turns: dict[str, int] = {}
+        self.steps: list[dict[str, float]] = []
+        for number in range(args.running):
+            # Begun one by one, they end one by one.
+            self._add(f"program{number}", self._tokens(args.context), args.running)
+            self._step()
+        if side is not None:
+            fill_dram(side, num_slots, args.programs)
+        for _ in range(args.running + args.warmup):
+            self.step()
+
+    def step(self, around: Callable[[str], Any] | None = None) -> None:
+        """The turn that ended in the last step is followed by its program's next, and one step is
+        taken. `around(part)`: a context for what is done before the launch, and after it."""
+        while self._back:
+            program = self._back.popleft()
+            older = self.engine.requests.pop(f"{program}.{self._num_turns[program]}")
+            tokens = [*older.all_token_ids, *self._tokens(NEW_TOKENS)]
+            self._add(program, tokens, self._args.running, around)
+        self._step(around)
+
+    def _add(self, program: str, tokens: list[int], num: int, around: Any = None) -> None:
+        turn = self._num_turns[program] = self._num_turns.get(program, 0) + 1
+        with _within(around, "before"):
+            self.engine.add(f"{program}.{turn}", tokens, num, program=program)
+
+    def _step(self, around: Any = None) -> None:
+        self.engine.clock.advance(self.engine.step_s)
+        with _within(around, "before"):
+            step = self.scheduler.schedule()
+        output = self._sampler.run(step)
+        with _within(around, "after"):
+            told = self.scheduler.update_from_output(step, output)
+        for batch in told.values():
+            for each in batch.outputs:
+                if each.finish_reason is not None:
+                    self._back.append(each.request_id.rpartition(".")[0])
+
+    def _tokens(self, number: int) -> list[int]:
+        found: list[int] = self._numbers.integers(100, 30_000, number).tolist()
+        return found
+
+
+def _engine(name: str, common: dict[str, Any], num_slots: int) -> tuple[Engine, Any]:
+    """The engine of an arm, and the worker half of a rival."""
+    if name == STOCK:
+        return Engine(connector=None, **common), None
+    if name == NOTHING:
+        module = "bench.hook_cost.nothing"
+        return Engine(
+            connector="NothingConnector", connector_module=module, extra_config={}, **common
+        ), None
+    if name in RIVALS:
+        rival = RIVALS[name]
+        config = {"cpu_bytes_to_use": num_slots * SLOT_BYTES} | rival.options
+        half = rival.worker(Bus(AT_ONCE, AT_ONCE, 0.0), SLOT_BYTES)
+        return Engine(connector=rival.connector, extra_config=config, **common), half
+    config = {"dram_bytes": num_slots * SLOT_BYTES, "policy": name}
+    return Engine(extra_config=config | {"ttl_s": 3600, "max_ttl_s": 3600}, **common), None
+
+
+@contextmanager
+def _within(around: Callable[[str], Any] | None, part: str) -> Iterator[None]:
+    if around is None:
+        yield
+        return
+    with around(part):
+        yield
+
+
+# --- what is measured -----------------------------------------------------------------------
+class Timed:
+    """CPU time of the parts of one step, in microseconds."""
+
+    def __init__(self) -> None:
+        self.us = {"before": 0.0, "after": 0.0}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        began = time.thread_time()
+        yield
+        self.us[part] += (time.thread_time() - began) * 1e6
+
+
+class Counted:
+    """Python calls and bytecodes of the parts of some steps: of ours, and of all code."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, dict[str, int]] = {}
+        self.functions: dict[str, list[int]] = {}  # of ours: calls, bytecodes
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        of_part = self.numbers.setdefault(
+            part, dict.fromkeys(("calls", "codes", "our_calls", "our_codes"), 0)
+        )
+
+        def called(frame: Any, _event: str, _arg: Any) -> Any:
+            of_part["calls"] += 1
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            code = frame.f_code
+            if not code.co_filename.startswith(PACKAGE):
+                return traced(None)
+            of_part["our_calls"] += 1
+            name = f"{part} {code.co_filename[len(PACKAGE) :]}:{code.co_qualname}"
+            function = self.functions.setdefault(name, [0, 0])
+            function[0] += 1
+            return traced(function)
+
+        def traced(function: list[int] | None) -> Any:
+            def trace(_frame: Any, event: str, _arg: Any) -> Any:
+                if event == "opcode":
+                    of_part["codes"] += 1
+                    if function is not None:
+                        of_part["our_codes"] += 1
+                        function[1] += 1
+                return trace
+
+            return trace
+
+        sys.settrace(called)
+        try:
+            yield
+        finally:
+            sys.settrace(None)
+
+
+def _other_work() -> Callable[[], None]:
+    """As much of other code and data between two steps as a model runner has, or more."""
+    table = np.ones(8 << 20)
+    tree = {str(n): {"name": "x" * n, "values": list(range(n)), "next": {}} for n in range(60)}
+
+    def work() -> None:
+        table.sum()
+        json.loads(json.dumps(copy.deepcopy(tree), indent=1, sort_keys=True))
+
+    return work
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Times and counts of one arm, in this process."""
+    say = progress(args)
+    say(f"{name}: contexts of {args.context:,} tokens, {args.running} of them")
+    arm = Arm(name, args)
+    chill = _other_work()
+    gc.collect()
+    gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
+    say(f"{name}: measuring")
+    times = []
+    for _ in range(args.steps):
+        chill()
+        timed = Timed()
+        arm.step(timed)
+        times.append(timed.us)
+    counted = Counted()
+    num = min(args.steps, 20)
+    for _ in range(num):
+        arm.step(counted)
+    most = sorted(counted.functions.items(), key=lambda each: -each[1][1])
+    return {
+        "arm": name,
+        "context": args.context,
+        "us": {part: [each[part] for each in times] for part in times[0]},
+        "counts": {
+            part: {key: value / num for key, value in numbers.items()}
+            for part, numbers in counted.numbers.items()
+        },
+        "functions": {name: [each / num for each in numbers] for name, numbers in most},
+    }
+
+
+# --- what is shown --------------------------------------------------------------------------
+def _row(result: dict[str, Any], stock: dict[str, Any]) -> str:
+    cells = [f"{result['context']:,}", result["arm"]]
+    for number in (50, 99):
+        step, of_stock = (_percentile(each, number) for each in (result, stock))
+        cells += [f"{step / 1000:.2f}", f"{step / of_stock:.2f}"]
+    for part in ("before", "after"):
+        us = np.percentile(result["us"][part], 50)
+        counts = result["counts"][part]
+        cells += [f"{us / 1000:.2f}", f"{counts['our_calls']:,.0f}", f"{counts['our_codes']:,.0f}"]
+    all_codes, of_stock = (
+        sum(each["codes"] for each in one["counts"].values()) for one in (result, stock)
+    )
+    cells.append(f"{all_codes - of_stock:+,.0f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def _percentile(result: dict[str, Any], number: int) -> float:
+    return float(np.percentile(np.sum(list(result["us"].values()), axis=0), number))
+
+
+COLUMNS = (
+    *("context", "arm", "a step, P50 ms", "over stock", "P99 ms", "over stock"),
+    *("before the launch, ms", "our calls", "our bytecodes"),
+    *("after it, ms", "our calls", "our bytecodes", "bytecodes beyond stock's"),
+)
+
+
+def _in_process(name: str, context: int, args: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.hook_cost.turns", "--one", name]
+    for key in ("running", "steps", "warmup", "programs"):
+        command += [f"--{key}", str(getattr(args, key))]
+    command += ["--contexts", str(context)] + ([] if args.progress else ["--quiet"])
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
+    return result
+
+
+def main() -> None:
+    parser = teaching_parser("python -m bench.hook_cost.turns", (__doc__ or "").splitlines()[0])
+    add = parser.add_argument
+    add("--arms", nargs="+", default=list(ARMS), choices=ARMS, help="stock is always measured")
+    add("--contexts", type=positive, nargs="+", default=[8192, 65536], help="tokens of a context")
+    add("--running", type=positive, default=256, help="turns decoding at once")
+    add("--programs", type=many, default=10_000, help="others remembered, whose blocks fill DRAM")
+    add("--steps", type=positive, default=200, help="steps that are timed; up to 20 are counted")
+    add("--warmup", type=many, default=20, help="steps before that")
+    add("--functions", type=many, default=0, metavar="N", help="the N of ours with most bytecodes")
+    add("--json", type=Path, help="write all samples here")
+    add("--quiet", dest="progress", action="store_false", help="no progress lines")
+    add("--one", choices=ARMS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        args.context = args.contexts[0]
+        print(json.dumps(measure(args.one, args)))
+        return
+    print(f"{args.running} running turns, one ends and one begins per step, CPU time\n")
+    print(f"| {' | '.join(COLUMNS)} |")
+    print("|---" * len(COLUMNS) + "|")
+    results = []
+    for context in args.contexts:
+        stock = _in_process(STOCK, context, args)
+        for name in [STOCK, *(each for each in args.arms if each != STOCK)]:
+            result = stock if name == STOCK else _in_process(name, context, args)
+            results.append(result)
+            print(_row(result, stock), flush=True)
+            for function, (calls, codes) in list(result["functions"].items())[: args.functions]:
+                print(f"    {codes:9,.1f} bytecodes {calls:7.1f} calls {function}")
+    if args.json:
+        args.json.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    start(main, "python -m bench.hook_cost.turns")
