@@ -273,7 +273,9 @@ class SchedulerSide:
         self._stock.finished(request)
         self.room.references_dropped()
         self.retention.unexpect(turn.program.key, request.request_id)
-        if self._pop_blocks is None or end not in BY_ITSELF:
+        # Where turns run on with older KV, their blocks are looked at when vLLM frees them.
+        is_mixed = self._epochs.found_older is not None
+        if self._pop_blocks is None or end not in BY_ITSELF or is_mixed:
             tables = [[self._pool.blocks[number] for number in ids] for ids in block_ids]
             return self._end(turn, request, tables, end, now)
         # Its own references become ours, so that neither we nor vLLM touch and free each block.
