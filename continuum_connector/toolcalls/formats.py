@@ -12,7 +12,7 @@ import re
 from itertools import groupby, islice
 from typing import Any
 
-from continuum_connector.toolcalls.asked import ANSWER, CUT, MAX_CALLS, Asked, Ending, clean_name
+from continuum_connector.toolcalls.asked import ANSWER, CUT, MAX_CALLS, Asked, Ending
 from continuum_connector.toolcalls.shell import what_runs
 
 MAX_CHARS = 4_096  # of the text's end; 512 tokens of ordinary text take half as many
@@ -31,8 +31,8 @@ def _any(*patterns: str) -> re.Pattern[str]:
 
 # --- the table --------------------------------------------------------------------------------
 _S, _ANY, _NAME = r"\s{0,8}", r"[^<>\n]{0,64}?", r"[\"']?([\w.\-:/@+]{1,128})[\"']?"
-_PRE = r"(?=[\w｜])(?:\w{1,16}:|｜\w{1,16}｜\s?)?"  # what may come before the name of a tag
-_CALL = r"\((?=\s{0,16}(?:\)|\w{1,64}\s{0,16}=(?!=)))"  # x() or x(a=
+_PRE = r"(?:\w{1,16}:|｜\w{1,16}｜\s?)?"  # what may come before the name of a tag
+_CALL = r"\((?=\s{0,16}(?:\)|\w{1,64}\s{0,16}=))"  # x() or x(a=
 _PYTHON = rf"[A-Za-z_][\w.]{{0,127}}{_CALL}"
 _VALUE = rf"(?=[\[{{]|{_PYTHON})"  # an object, a list, Python's call
 VALUE_MARKERS = (  # names and arguments are in the values that follow
@@ -66,7 +66,7 @@ FORMATS = {
     rf"\[TOOL_CALLS\]{_S}{_NAME}(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|{_S}(?={{))": "mistral",
     # V3 and R1, with JSON in a fence, and V3.1
     rf"{DEEPSEEK}(?:function{_SEP}|(?!function<)){_NAME}(?:{_SEP}|\n```json)": "deepseek",
-    rf"{re.escape(KIMI)}{_S}{_NAME}{_S}<\|tool_call_argument_begin\|>": "kimi",
+    rf"{re.escape(KIMI)}{_S}{_NAME}<\|tool_call_argument_begin\|>": "kimi",
     rf"<(?:\|tool_call|start_function_call)>call:{_NAME}(?={{)": "agents",  # Gemma, FunctionGemma
     r"<\|(python)_tag\|>": "llama",  # its code interpreter
     # gpt-oss and Muse, whose messages are calls if they have a recipient
@@ -78,10 +78,10 @@ FORMATS = {
     rf"<({AGENT_TOOLS})>(?={_S}<[a-z_]{{1,64}}>)": "agents",  # Cline, Roo Code
 }
 # Without any of these: JSON at a line's beginning; ReAct; Python calls, and nothing behind them.
-_B, _N = r"[ \t*]{0,8}", r"(?: \d{1,3})?:"
+_B = r"[ \t*]{0,8}"
 UNMARKED = {
     r"\n[ \t]{0,8}(?=[\[{][\s\"{\[])": "llama",
-    rf"\n{_B}Action{_N}{_B}{_NAME}{_B}\n{_B}Action Input{_N}{_B}": "agents",
+    rf"\n{_B}Action:{_B}{_NAME}{_B}\n{_B}Action Input:{_B}": "agents",
     rf"\n(?<=\A\n)\s{{0,64}}(?=\[{_S}{_PYTHON}|[\w.]+\(\s*\w+\s*=)(?P<only>)": "llama",
 }
 BLOCK = r"```(?:bash|sh|shell|mswea_bash_command)"
@@ -103,7 +103,7 @@ _MEMBER = re.compile(
 # A call whose name comes after the end of the text; one that began before the text, or its fence.
 _BEGUN = _any(*map(re.escape, BEGINNINGS))
 _UNNAMED = re.compile(r"\s{0,64}(?:[\[{]|[^\s`]{0,128}\s{0,8}\Z)")
-_LONE_FENCE = r"(?P<block>(?:^|\n)```\s{0,64}(?:<[^>\n]{1,32}>\s{0,8})?\Z)"
+_LONE_FENCE = r"(?P<block>\n```\s{0,64}(?:<[^>\n]{1,32}>\s{0,8})?\Z)"
 _ENDED = _any(*map(re.escape, ENDS), _INVOKE_END, r"<\|call\|>", _LONE_FENCE)
 
 # --- what a call is given: JSON as models write it, Python's calls, Gemma's pairs; tags; text ---
@@ -159,7 +159,7 @@ def _read_members(text: str, at: int) -> tuple[Any, int, bool]:
     for each in islice(_MEMBER.finditer(text, at), MAX_TOKENS):
         if each["key"] is None:
             return found or text[at : each.start()], each.end(), True
-        found[each["key"].strip()] = each["value"]
+        found[each["key"]] = each["value"]
     return found or text[at:], len(text), False
 
 
@@ -170,7 +170,7 @@ def _read(opened: re.Match[str], text: str, sure: bool) -> tuple[list[Call], int
     at = opened.end()
     if name := next(filter(None, opened.groups()), None):
         at = len(text) - len(text[at:].lstrip())
-        read = read_value if text.startswith(("{", "["), at) else _read_members
+        read = read_value if text.startswith("{", at) else _read_members
         given, at, is_whole = read(text, at)
         return [(name, given, is_whole)], at
     while len(calls) < MAX_CALLS and (begins := _NEXT.match(text, at)):
@@ -193,11 +193,9 @@ def _calls_in(value: Any, is_whole: bool, sure: bool) -> list[Call]:
         return [("", item, is_whole) for item in items]
     name = next((members[key] for key in NAMES if isinstance(members.get(key), str)), None)
     if name is None:  # perhaps {"get_weather": {"city": ...}}, as Apertus writes it
-        is_one = sure and len(members) == 1
-        return [
-            (*each, is_whole) for each in members.items() if is_one and isinstance(each[1], dict)
-        ]
-    given = [members[key] for key in ARGUMENTS if key in members] + [members] * sure
+        sole = members.items() if sure and len(members) == 1 else ()
+        return [(key, given, is_whole) for key, given in sole if isinstance(given, dict)]
+    given = [members[key] for key in ARGUMENTS if key in members] + ([members] if sure else [])
     if given and isinstance(given[0], str) and given[0].lstrip()[:1] == "{":
         given[0] = read_value(given[0], 0)[0]  # OpenAI's are JSON in a string
     return [(name, each, is_whole) for each in given[:1]]
@@ -223,7 +221,7 @@ _ENDING_CALL = re.compile(
 )
 # Hunyuan writes <tool_call:6124c78e> and <arg_key:6124c78e>, K2 Horizon <ifm|tool_call>.
 DECORATED = re.compile(
-    r"<(/?)(?:ifm\|(\w{1,16})|(think|tool_(?:calls?|sep)|arg_(?:key|value)):[^\s<>]{1,16})>"
+    r"<(/?)(?:ifm\|(\w{1,16})|(think|tool_calls?|arg_(?:key|value)):[^\s<>]{1,16})>"
 )
 
 
@@ -231,10 +229,13 @@ def spoken(text: str) -> tuple[str, bool]:
     """What follows the thinking, and whether the text ends inside it: then, from the first call on
     that may have ended it, which counts only if it is finished, as the model may only be thinking
     about it. The opening tag is not needed: chat templates often put it into the prompt."""
-    tags = [(tag[0] in THINKING, tag.end()) for tag in _TAG.finditer(text)]
-    begin = max((end for thinks, end in tags if not thinks), default=0)
-    opened = next((end for thinks, end in tags if thinks and end > begin), None)
-    if opened is None:
+    begin, opened = 0, -1
+    for tag in _TAG.finditer(text):
+        if tag[0] not in THINKING:
+            begin, opened = tag.end(), -1
+        elif opened < 0:
+            opened = tag.end()
+    if opened < 0:
         return text[begin:], False
     call = _ENDING_CALL.search(text, opened)
     return text[call.start() :] if call else "", True
@@ -266,19 +267,18 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
 
 
 def _calls(text: str) -> tuple[list[Call], list[Call]]:
-    """The calls, of one format, and the shell blocks around them."""
+    """The calls outside shell blocks, and the blocks."""
     calls: list[Call] = []
     blocks: list[Call] = []
-    row, at, num_false = 0, 0, 0
+    at = num_false = 0
     while len(calls) < MAX_CALLS and num_false < MAX_TRIES and (opened := _MARKED.search(text, at)):
         at = opened.end()
         if opened.lastgroup:
             blocks.append(("", {"command": opened["script"]}, opened.lastgroup == "fence"))
             continue
-        this = opened.lastindex or 0  # the row's name; rows without one are one format
-        found, end = _read(opened, text, sure=True) if not calls or row == this else ([], at)
-        if any(clean_name(name) for name, *_ in found):
-            calls, row, at = calls + found, this, end
+        found, end = _read(opened, text, sure=True)
+        if found:
+            calls, at = calls + found, end
         else:
             num_false += 1
     return calls, blocks

@@ -18,13 +18,12 @@ from continuum_connector.toolcalls.asked import MAX_CALLS, clean_name
 MAX_DEPTH = 3  # of bash -c "bash -c ..."
 MAX_COMMANDS, MAX_HEREDOCS = 32, 4  # read of one script, of one line
 MAX_TOKENS = 256  # words, redirections and separators; each costs a microsecond
-_WORD = r"""(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$\(\([^()]*\)\)|'[^']*'?|"(?:[^"\\]+|\\.)*"?
-               |\\.|\\$)+"""
+_WORD = r"""(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$\(\([^()]*\)\)|'[^']*'?|"(?:[^"\\]+|\\.)*"?|\\.)+"""
 _TOKEN = re.compile(
     rf"""(?:[ \t\r]+|\\\n|\#[^\n]*)*
          (?: <<-?[ \t]*['"\\]?(?P<heredoc>\w+)['"]?
-           | [\d&]?(?:<<<|[<>](?!\()>?[&|]?)[ \t]*(?:{_WORD})?  # a redirection and its target
-           | (?P<end>\n|&&|\|\|?&?|;;?|&|\$?\(|\)|`)
+           | [\d&]?(?:<<<|[<>]>?[&|]?)[ \t]*(?:{_WORD})?  # a redirection and its target
+           | (?P<end>[\n;&()`]|\|[|&]?)
            | (?P<word>{_WORD})
            | . | \Z )""",
     re.VERBOSE | re.DOTALL,
@@ -48,12 +47,12 @@ _FILTERS = "head|tail|[ef]?grep|rg|sed|awk|sort|uniq|wc|cut|tr|tee|cat|less|more
 # A command, a NUL behind each of its words: what may come before its name, then what it runs.
 _COMMAND = re.compile(
     rf"""(?: (?:if|then|else|elif|while|until|do|!|{{)\0
-           | [A-Za-z_]\w*(?:\[[^]\0]{{0,64}}\])?\+?=[^\0]*\0
+           | [A-Za-z_]\w*=[^\0]*\0
            | (?:[^\0]*/)?(?P<wrapper>{_WRAPPERS}|(?P<runner>{_RUNNERS})\0(?:run|exec))\0
              (?:(?:{_WITH_VALUE}|(?(runner)-[np]|(?!)))\0[^\0]*\0|[-$\d][^\0]*\0)* )*
          (?: (?P<instead>for|case|select|fi|done|esac|function)\0
            | (?:[^\0]*/)?(?:eval|(?:{_SHELLS})\0(?:[^\0]*\0){{0,2}}?-[a-z]*c)\0(?P<script>[^\0]+)
-           | (?:(?:[^\0]*/)?python[\d.]*\0(?:[^\0]*\0)?-m\0(?=[^\0]))?(?:[^\0]*/)?
+           | (?:(?:[^\0]*/)?python[\d.]*\0(?:[^\0]*\0)?-m\0)?(?:[^\0]*/)?
              (?P<name> (?P<instant>{_INSTANT})(?=\0) | (?P<filter>{_FILTERS})(?=\0)
                      | (?:python|pip|pypy)(?=[\d.]+\0) | [^\0]* ) )""",
     re.VERBOSE,
@@ -71,7 +70,7 @@ def what_runs(name: str, arguments: object) -> tuple[list[str], bool]:
     name, script = clean_name(name), None
     if isinstance(arguments, dict):
         if name == "use_mcp_tool":  # Cline
-            name = clean_name(arguments.get("tool_name")) or name
+            name = clean_name(arguments.get("tool_name"))
         if "edit" not in name and not NO_SHELL_KEYS & arguments.keys():
             script = next((arguments[key] for key in SCRIPT_KEYS if key in arguments), None)
     elif re.fullmatch(f"{_SHELLS}|shell|terminal", name.lower()):
@@ -126,7 +125,7 @@ def _commands(script: str) -> Iterator[tuple[str, bool]]:
             # What comes behind `)` is no command: ")" has no name.
             line, is_piped = ")\0" if text == ")" else "", text in ("|", "|&")
             for mark in heredocs[:MAX_HEREDOCS] if text == "\n" else ():
-                end = re.compile(rf"^\t*{mark}[ \t]*(?:\n|\Z)", re.MULTILINE).search(script, at)
+                end = re.compile(rf"^\t*{mark}(?:\n|\Z)", re.MULTILINE).search(script, at)
                 at, heredocs = end.end() if end else len(script), []
     if line:
         yield line, is_piped
