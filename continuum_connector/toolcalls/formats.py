@@ -1,9 +1,10 @@
 """Formats: what a finished turn's text asks for, in whichever format it is written.
 
-FORMATS has what begins a call, and who has a witness of it; its arguments are read the same way in
-every format: as a value in brackets, else as members in tags, else as text. The calls are those
-outside shell blocks, else the blocks, else JSON, ReAct's actions, or Python calls. A tool that runs
-a shell is read as the commands in its script. Everything is linear in the text and never raises.
+FORMATS says what begins a call. Its arguments are read the same way in every format: as a value in
+brackets, else as members in tags, else as text; what is in them, such as a file about calls, is no
+call. Without a call outside shell blocks the calls are the blocks, else what UNMARKED finds first.
+A tool that runs a shell is read as the commands in its script. Everything is linear in the text and
+never raises.
 """
 
 from __future__ import annotations
