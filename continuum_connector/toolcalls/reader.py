@@ -13,6 +13,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from continuum_connector.toolcalls.asked import CUT, UNREAD, Asked
@@ -143,17 +144,14 @@ class ToolReader:
         tail, kinds = list(output_token_ids[-self._num_tail :]), self._kinds
         marks = "".join([kinds.get(token, ".") for token in tail])
         begin = max(marks.rfind("s") + 1, marks.rfind("m"))
-        think, call, end = (marks.find(kind, begin) for kind in "tce")
+        if first := re.compile("[tc]").search(marks, begin):
+            return tail[first.start() :], False, False
         is_longer = len(output_token_ids) > len(tail)
-        if think >= 0:
-            begin = think
-        elif call >= 0:
-            return tail[call:], False, False
-        elif end >= 0 and is_longer:  # of a call that begins before the tail
+        if is_longer and marks.find("e", begin) >= 0:  # of a call that begins before the tail
             earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)])
-            calls = [at for at, token in enumerate(earlier) if kinds.get(token) == "c"]
-            if calls:
-                return (earlier[calls[-1] :] + tail)[:HEAD_TOKENS], True, False
+            call = "".join([kinds.get(token, ".") for token in earlier]).rfind("c")
+            if call >= 0:
+                return (earlier[call:] + tail)[:HEAD_TOKENS], True, False
         return tail[begin:], False, is_longer and begin == 0
 
     def _not_read(self, reason: str) -> Asked:
@@ -164,15 +162,13 @@ class ToolReader:
         """In the background, learn the markers, and how many tokens the budget allows."""
         self._kinds = {token: kind[0] for token, kind in kinds_of(tokenizer).items()}
         durations_s = []
-        for _ in range(3):  # the first is slow, and one may be interrupted
-            begin_s = self._timer()
-            try:
+        with suppress(Exception):  # the vocabulary is smaller
+            for _ in range(3):  # the first is slow, and one may be interrupted
+                begin_s = self._timer()
                 parse(tokenizer.decode(list(range(TAIL_TOKENS)), skip_special_tokens=False))
-            except Exception:  # the vocabulary is smaller
-                return
-            durations_s.append(self._timer() - begin_s)
-        affordable = TAIL_TOKENS * BUDGET_S / max(min(durations_s), 1e-9)
-        self._num_tail = int(min(TAIL_TOKENS, max(HEAD_TOKENS, affordable)))
+                durations_s.append(self._timer() - begin_s)
+            affordable = TAIL_TOKENS * BUDGET_S / max(min(durations_s), 1e-9)
+            self._num_tail = int(min(TAIL_TOKENS, max(HEAD_TOKENS, affordable)))
 
 
 KINDS = {"call": BEGINNINGS, "end": ENDS, "think": THINKING, "speak": THINKING.values()}

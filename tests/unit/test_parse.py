@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from continuum_connector.toolcalls import formats
 from continuum_connector.toolcalls.asked import (
     MAX_CALLS,
     MAX_NAME,
@@ -19,7 +21,7 @@ from continuum_connector.toolcalls.asked import (
     Ending,
     asked_of,
 )
-from continuum_connector.toolcalls.formats import MAX_CHARS, parse
+from continuum_connector.toolcalls.formats import FORMATS, MAX_CHARS, UNMARKED, parse
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 
@@ -51,6 +53,19 @@ def test_the_corpus(sample: dict[str, Any]) -> None:
     asked = parse(sample["text"], **flags)
     assert list(asked.tools) == sample.get("tools", [])
     assert asked.ending.value == sample.get("ending", "calls")
+
+
+@pytest.mark.parametrize(("row", "witness"), [*FORMATS.items(), *UNMARKED.items()])
+def test_each_row_of_the_table_has_its_witness(
+    row: str, witness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the row, a sample of the file that it names is read wrongly."""
+    table = "_MARKED" if row in FORMATS else "_UNMARKED"
+    before = getattr(formats, table).pattern
+    assert before.count(row) == 1
+    monkeypatch.setattr(formats, table, re.compile(before.replace(row, "(?!)")))
+    samples = tomllib.loads((FOLDER / f"{witness}.toml").read_text())["sample"]
+    assert any(list(parse(each["text"]).tools) != each.get("tools", []) for each in samples)
 
 
 @pytest.mark.parametrize("sample", CORPUS)
