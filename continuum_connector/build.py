@@ -24,8 +24,7 @@ from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
-from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
-from continuum_connector.scheduler.tiers.reading import DiskPlan
+from continuum_connector.scheduler.tiers.make import DiskPlan, DramPlan, make_tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.scheduler.waker import NoWaker, Waker

@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "disk: who is done takes what others share",
-        "scheduler/tiers/disk_shelves.py",
+        "scheduler/tiers/on_disk/shelves.py",
         "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",
         "",
         "tests/vllm/test_disk.py",

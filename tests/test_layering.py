@@ -49,16 +49,17 @@ PLANTED = {
     "turn.diverged turn.epoch turn.is_preempted turn.is_stray turn.since turn.stock_tokens "
     "turn.tier_tokens turn.vram_tokens",
     "scheduler/tiers/chains.py": "chain.tickets each.num_passed",
-    "scheduler/tiers/disk.py": "ahead.has_new ahead.owner ahead.rank_at ahead.under_way.events "
-    "disk.gone dram.came dram.doubts dram.index.marks dram.rank_at dram.went_down marks.key_of "
+    "scheduler/tiers/on_disk/disk.py": "ahead.has_new ahead.owner ahead.rank_at "
+    "ahead.under_way.events disk.gone dram.came dram.doubts dram.index.marks dram.rank_at "
+    "dram.went_down marks.key_of "
     "marks.passes_on marks.stays traffic.background traffic.disk_spent traffic.look_every_s",
     "scheduler/tiers/dram.py": "index.gone traffic.background",
     "scheduler/tiers/eviction.py": "chain.last_used",
-    "scheduler/tiers/reading.py": "told.num_tokens told.read_s told.why wait.came wait.lacks "
-    "wait.reads wait.rest wait.start wait.told.why",
-    "scheduler/tiers/saving.py": "disk.leaving",
+    "scheduler/tiers/on_disk/reading.py": "told.num_tokens told.read_s told.why wait.came "
+    "wait.lacks wait.reads wait.rest wait.start wait.told.why",
+    "scheduler/tiers/on_disk/saving.py": "disk.leaving",
     "scheduler/tiers/traffic.py": "transfer.hold",
-    "scheduler/tiers/under_way.py": "transfer.num_ahead wait.told.why",
+    "scheduler/tiers/on_disk/under_way.py": "transfer.num_ahead wait.told.why",
     "scheduler/waiting.py": "queue.is_open tier.ahead.has_waiting told.num_tokens turn.on_disk "
     "turn.was_asked",
     "vllm/allocation.py": "rule.gives_way",
@@ -360,7 +361,7 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
         name: {m.removeprefix(tiers) for m in imports(tree) if m.startswith(tiers)}
         for name, tree in outside.items()
     }
-    assert asked.pop("build.py") <= {"make", "reading", "traffic"}
+    assert asked.pop("build.py") <= {"make", "traffic"}
     assert set().union(*asked.values()) == {"base", "traffic", "transfers"}
     named = re.compile(r"DramTier|tier\.names\[|len\(\S*tier\.names")
     assert [name for name in outside if named.search(FILES[name].read_text())] == []

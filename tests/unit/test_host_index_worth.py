@@ -13,8 +13,8 @@ from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE
 from continuum_connector.scheduler.tiers.eviction import DEAD, NUM_CANDIDATES, Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.marks import Flags, Marks
-from continuum_connector.scheduler.tiers.slots import Numbers
+from continuum_connector.scheduler.tiers.on_disk.marks import Marks
+from continuum_connector.scheduler.tiers.slots import Flags, Numbers
 from tests.unit.chains import NOW, keys, ready, store, touch
 
 Order = Callable[[HostIndex, float], Rank | None]

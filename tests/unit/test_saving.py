@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.marks import Marks
-from continuum_connector.scheduler.tiers.saving import Batch, Saving
-from continuum_connector.scheduler.tiers.slots import numbers_of
-from continuum_connector.scheduler.tiers.writing import (
+from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
+from continuum_connector.scheduler.tiers.on_disk.marks import Marks
+from continuum_connector.scheduler.tiers.on_disk.saving import Batch, Saving
+from continuum_connector.scheduler.tiers.on_disk.writing import (
     DAY_S,
     LEAST_DEPTH,
     MOST_DEPTH,
@@ -26,6 +25,7 @@ from continuum_connector.scheduler.tiers.writing import (
     Budget,
     Depth,
 )
+from continuum_connector.scheduler.tiers.slots import numbers_of
 from tests.unit.chains import NOW, demote, keys
 
 MANY = 100

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from continuum_connector.scheduler.tiers import reading, wanted
+from continuum_connector.scheduler.tiers.on_disk import reading, wanted
 from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm.fake_worker import OF_DISK
 from tests.vllm.harness import Engine, prompt

@@ -13,8 +13,8 @@ import pytest
 from bench.sim import versions
 from continuum_connector.connector import Mode
 from continuum_connector.policy.base import Choice, Offload, must_free
-from continuum_connector.scheduler.tiers.disk import DiskTier
 from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.on_disk.disk import DiskTier
 from continuum_connector.scheduler.tiers.traffic import TIMEOUT_S
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
 from continuum_connector.worker import disk

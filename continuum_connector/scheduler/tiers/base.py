@@ -15,10 +15,10 @@ from continuum_connector.messages import WorkerReport
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.loans import Loans
-from continuum_connector.scheduler.tiers.reading import Reading
+from continuum_connector.scheduler.tiers.on_disk.reading import Reading
+from continuum_connector.scheduler.tiers.on_disk.wanted import OnDisk as OnDisk
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.tiers.transfers import Transfer
-from continuum_connector.scheduler.tiers.wanted import OnDisk as OnDisk
 
 RankAt = Callable[[float], Rank]  # now -> worth of chains, valid until something happens
 

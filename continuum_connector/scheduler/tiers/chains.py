@@ -16,7 +16,7 @@ import numpy as np
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank
-from continuum_connector.scheduler.tiers.marks import Marks
+from continuum_connector.scheduler.tiers.on_disk.marks import Marks
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     TICKET_BYTES,

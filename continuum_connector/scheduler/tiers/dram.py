@@ -23,7 +23,7 @@ from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.finding import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.loans import Loans
-from continuum_connector.scheduler.tiers.reading import Reading
+from continuum_connector.scheduler.tiers.on_disk.reading import Reading
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState

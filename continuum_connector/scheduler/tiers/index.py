@@ -24,9 +24,10 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank, Residence
-from continuum_connector.scheduler.tiers.marks import Flags, Marks
+from continuum_connector.scheduler.tiers.on_disk.marks import Marks
 from continuum_connector.scheduler.tiers.slots import (
     Chain,
+    Flags,
     FreeSlots,
     Numbers,
     Past,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.tiers.disk import DiskTier
 from continuum_connector.scheduler.tiers.dram import DramPlan as DramPlan
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.events import EventFactory, TierEvents
-from continuum_connector.scheduler.tiers.reading import DiskPlan
+from continuum_connector.scheduler.tiers.on_disk.disk import DiskTier
+from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan as DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from continuum_connector.scheduler.kv_groups import Key
 
+Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 # A slot's number in the lower 32 bits; above them, how often it was forgotten before. So a block's
 # ticket shows whether the slot holds another block by now.

@@ -31,8 +31,7 @@ from continuum_connector.messages import (
 )
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.marks import Flags
-from continuum_connector.scheduler.tiers.slots import Tickets
+from continuum_connector.scheduler.tiers.slots import Flags, Tickets
 
 
 @dataclass(frozen=True)

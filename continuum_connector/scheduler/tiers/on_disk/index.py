@@ -4,7 +4,7 @@ A disk slot holds some consecutive blocks of one chain and is named by the last 
 covers all before it. It is FREE, WRITING, READY, or BAD: the disk failed there, so it is never used
 again. A slot that is forgotten while it is written or read is an orphan until that is over.
 
-disk_shelves.py says which shelf leaves first; of each shelf, the slots deepest in their chains do.
+shelves.py says which shelf leaves first; of each shelf, the slots deepest in their chains do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import OnDisk
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.disk_shelves import Shelves
+from continuum_connector.scheduler.tiers.on_disk.shelves import Shelves
 from continuum_connector.scheduler.tiers.slots import FreeSlots, Numbers, Past
 
 
@@ -99,7 +99,7 @@ class DiskIndex:
     # --- writes -----------------------------------------------------------------------
     def reserve(self, program: str, keys: Sequence[Key], depths: Sequence[int]) -> Numbers:
         """Return a WRITING slot for each of those keys, none of which is there yet; for the first
-        of them only if all other slots are busy. Makes room in the order of disk_shelves.py."""
+        of them only if all other slots are busy. Makes room in the order of shelves.py."""
         if self._free.num < len(keys):
             self.past.yield_slots(len(keys) - self._free.num)
         if self._free.num < len(keys):

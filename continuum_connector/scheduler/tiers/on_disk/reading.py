@@ -16,14 +16,20 @@ import numpy as np
 
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.eviction import Rank, least
 from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
+from continuum_connector.scheduler.tiers.on_disk.under_way import Read, UnderWay, Wait
+from continuum_connector.scheduler.tiers.on_disk.wanted import (
+    CopyCosts,
+    OnDisk,
+    Prompt,
+    Wanted,
+    block_keys,
+)
 from continuum_connector.scheduler.tiers.slots import Numbers
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import Kind
-from continuum_connector.scheduler.tiers.under_way import Read, UnderWay, Wait
-from continuum_connector.scheduler.tiers.wanted import CopyCosts, OnDisk, Prompt, Wanted, block_keys
 
 PROBE_S = 60.0  # after the last read, until a disk that seemed too slow is tried again
 TRIES_PER_STEP = 4  # to read on: each looks up a whole prompt, and thousands may wait for room

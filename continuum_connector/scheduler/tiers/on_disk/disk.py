@@ -19,12 +19,13 @@ from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import ChainBlocks, KvGroups
 from continuum_connector.scheduler.tiers.base import RankAt
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Found
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.eviction import Rank
-from continuum_connector.scheduler.tiers.marks import Marks
-from continuum_connector.scheduler.tiers.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.saving import Saving
+from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex, Found
+from continuum_connector.scheduler.tiers.on_disk.marks import Marks
+from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan, Reading
+from continuum_connector.scheduler.tiers.on_disk.saving import Saving
+from continuum_connector.scheduler.tiers.on_disk.writing import Attempts, Budget, Depth, Failures
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner
 from continuum_connector.scheduler.tiers.transfers import (
@@ -33,7 +34,6 @@ from continuum_connector.scheduler.tiers.transfers import (
     Transfer,
     TransferState,
 )
-from continuum_connector.scheduler.tiers.writing import Attempts, Budget, Depth, Failures
 
 logger = logging.getLogger(f"vllm.{__name__}")
 

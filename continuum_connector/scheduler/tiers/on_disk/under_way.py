@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
+from continuum_connector.scheduler.tiers.on_disk.wanted import OnDisk, Prompt, Wanted
 from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_of
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import DiskPlaces, Kind, Transfer, TransferState
-from continuum_connector.scheduler.tiers.wanted import OnDisk, Prompt, Wanted
 
 MAX_READ_BYTES = 64 << 20  # of one order, on a rank: each order that settles is a longer hit
 

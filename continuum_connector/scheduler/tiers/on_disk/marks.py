@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_of
+from continuum_connector.scheduler.tiers.slots import Flags, Numbers, Tickets, numbers_of
 
-Flags = npt.NDArray[np.bool_]
 _MOST_USES = 2**30
 NEVER = -1
 MAX_LOST = 1024  # programs of which it is remembered why some of their blocks are on no disk
