@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -138,7 +139,10 @@ def scheduler_side(
         decider=decider,
         pool=pool,
         groups=groups,
-        tier=make_tier(memory, disk, groups, traffic, account, _tier_events(vllm_config)),
+        traffic=traffic,
+        make_tier=functools.partial(
+            make_tier, memory, disk, groups, traffic, account, _tier_events(vllm_config)
+        ),
         records=Records(account, trace, decider.away, stock_beside(pool, found, groups)),
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),

@@ -45,23 +45,10 @@ PLANTED = {
     "scheduler/gate.py": "held.turn.held_s turn.is_let_in",
     "scheduler/outcomes.py": "one.gap_s one.pin_end",
     "scheduler/retention.py": "pin.is_wish",
-    "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on tier.rank_at "
+    "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on "
     "turn.diverged turn.epoch turn.is_preempted turn.is_stray turn.since turn.stock_tokens "
     "turn.tier_tokens turn.vram_tokens",
-    "scheduler/tiers/chains.py": "chain.tickets each.num_passed",
-    "scheduler/tiers/on_disk/disk.py": "ahead.has_new ahead.owner ahead.rank_at "
-    "ahead.under_way.events disk.gone dram.came dram.doubts dram.index.marks dram.rank_at "
-    "dram.went_down marks.key_of "
-    "marks.passes_on marks.stays traffic.background traffic.disk_spent traffic.look_every_s",
-    "scheduler/tiers/dram.py": "index.gone traffic.background",
-    "scheduler/tiers/eviction.py": "chain.last_used",
-    "scheduler/tiers/on_disk/reading.py": "told.num_tokens told.read_s told.why wait.came "
-    "wait.lacks wait.reads wait.rest wait.start wait.told.why",
-    "scheduler/tiers/on_disk/saving.py": "disk.leaving",
-    "scheduler/tiers/traffic.py": "transfer.hold",
-    "scheduler/tiers/on_disk/under_way.py": "transfer.num_ahead wait.told.why",
-    "scheduler/waiting.py": "queue.is_open tier.ahead.has_waiting told.num_tokens turn.on_disk "
-    "turn.was_asked",
+    "scheduler/waiting.py": "queue.is_open turn.below turn.was_asked",
     "vllm/allocation.py": "rule.gives_way",
     "vllm/resets.py": "_epochs.is_resetting _epochs.on_begin epochs.found_older transfer.hold",
     "worker/disk.py": "report.disk_down",

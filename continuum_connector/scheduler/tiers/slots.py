@@ -52,6 +52,18 @@ class Chain:
     num_prompt: int = 0
     num_passed: int = 0
 
+    def claim(self, tickets: Tickets) -> None:
+        """Claim these slots and no others."""
+        self.tickets = tickets
+
+    def use(self, now: float) -> None:
+        """A turn that continues it has stored or loaded."""
+        self.last_used = now
+
+    def pass_by(self) -> None:
+        """Its program has another, newer chain."""
+        self.num_passed += 1
+
     def cut(self, num_claims: int) -> None:
         """Let go of so many claims at the tail. A copy: a view would keep the bytes of them all."""
         self.tickets = self.tickets[: len(self.tickets) - num_claims].copy()

@@ -1,36 +1,36 @@
-"""DiskTier: host memory whose overflow is kept on a disk (base.py, Tier).
+"""Disk: keeps on a disk what leaves DRAM (below.py, Below).
 
-The disk exchanges blocks with DRAM alone. What would leave DRAM next is written before it does, and
-a turn's blocks are read back into DRAM, from where a load brings them to VRAM as usual. Any failure
-of the disk ends as a miss, and a disk that is down leaves DRAM as it is.
+What would leave DRAM next is written before it does, and a turn's blocks are read back into DRAM.
+Any failure of the disk ends as a miss.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.kv_groups import ChainBlocks, KvGroups
+from continuum_connector.scheduler.kv_groups import Key, KvGroups
 from continuum_connector.scheduler.tiers.base import RankAt
-from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.below import Told
+from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.eviction import Rank
+from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex, Found
 from continuum_connector.scheduler.tiers.on_disk.marks import Marks
 from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan, Reading
 from continuum_connector.scheduler.tiers.on_disk.saving import Saving
 from continuum_connector.scheduler.tiers.on_disk.writing import Attempts, Budget, Depth, Failures
-from continuum_connector.scheduler.tiers.slots import Tickets
-from continuum_connector.scheduler.tiers.traffic import Owner
+from continuum_connector.scheduler.tiers.slots import Flags, Numbers, Tickets
+from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import (
-    DiskPlaces,
     Kind,
+    PlacesBelow,
     Transfer,
     TransferState,
 )
@@ -51,214 +51,230 @@ NOT_BEGUN = frozenset({"stale", "asleep", "no_tier"})
 PASSING = NOT_BEGUN | {"cancelled", "closed"}
 
 
-class DiskTier:
-    """DRAM and a disk as one. The disk is used once every rank has said how large its part is."""
+class Disk:
+    """One disk per rank, used once every rank has said how large its part is. The blocks in a slot
+    are the same on all."""
 
-    names: Sequence[str] = ("dram", "disk")
+    names: Sequence[str] = ("disk",)
+    brings_up = True
 
-    def __init__(self, dram: DramTier, plan: DiskPlan, groups: KvGroups, account: Account) -> None:
-        self.dram = dram
-        self.traffic = dram.traffic
-        self.store, self.residence_s = dram.store, dram.residence_s
-        self.loans = dram.loans
-        self.disk = DiskIndex()
+    def __init__(
+        self,
+        dram: HostIndex,
+        plan: DiskPlan,
+        groups: KvGroups,
+        traffic: Traffic,
+        account: Account,
+        events: TierEvents | None,
+        rank_at: RankAt | None,
+        has_waiting: Callable[[str], bool],
+    ) -> None:
+        """`dram`: the slots above it; `rank_at`: the worth of chains there; `has_waiting`: whether
+        a turn of that program waits."""
+        self._dram = dram
         self._plan = plan
+        self._traffic = traffic
         self._account = account
-        self._pasts = dram.index.past, self.disk.past
-        marks = dram.index.marks = Marks(dram.index.num_slots, plan.slot_blocks)
-        marks.passes_on, marks.stays, self._marks = self._passes_on, self._stays, marks
-        marks.key_of = lambda number: dram.index.keys_at(np.array([number]))[0]
-        disk_bytes = plan.slot_blocks * plan.block_bytes * self.traffic.world_size
-        self._budget = Budget(plan.write_budget, disk_bytes)
-        length = plan.slot_blocks
-        self._saving = Saving(dram.index, marks, self.disk, length, self._budget, account)
-        self.ahead = Reading(plan, dram.index, self.disk, groups, self.traffic, account)
-        self.ahead.rank_at = self._rank_now
-        self.ahead.has_new = lambda: self._saving.has_new and self._is_scanned
-        self._owner = Owner(self._settled, self._go_down, of_disk=True)
-        self._found = Found(self.traffic.world_size)
-        self._disk_bytes, self._block_tokens = disk_bytes, groups.hash_size
-        self._disk_slots: dict[int, int] = {}  # rank -> how many it has
-        self._disk_down = ""
+        self._events = events
+        self._rank_at = rank_at
+        self._has_waiting = has_waiting
+        self._owner = Owner(self._settled, self._go_down, below="disk")
+        self._disk_bytes = plan.slot_blocks * plan.block_bytes * traffic.world_size
+        self._block_tokens = groups.hash_size
+        self.index = DiskIndex(tells=events is not None)
+        self.marks = Marks(dram.keys_at, plan.slot_blocks, groups.hash_size)
+        self._budget = Budget(plan.write_budget, self._disk_bytes)
+        self.saving = Saving(dram, self.marks, self.index, plan.slot_blocks, self._budget, account)
+        self.reading = Reading(
+            *(plan, dram, self.marks, self.index, groups, traffic, account),
+            *(self._owner, events, self._rank_now),
+            has_new=lambda: self.saving.has_new and self._is_scanned,
+            takes_all=self.takes_all,
+        )
+        self._found = Found(traffic.world_size)
+        self._num_slots: dict[int, int] = {}  # rank -> how many it has
+        self.down_reason = ""
         self._num_unsaved = 0
-        self._most = max(1, MAX_WRITE_BYTES // (length * plan.block_bytes))  # disk slots per order
+        # Disk slots of the largest order.
+        self._most = max(1, MAX_WRITE_BYTES // (plan.slot_blocks * plan.block_bytes))
         self._attempts, self._depth = Attempts(), Depth(self._most)
         self._errors, self._corrupt = Failures(), Failures()
         self._now = -math.inf  # of the last step
         self._scanned: set[int] = set()  # ranks that have told all that a restart found
-        dram.doubts, dram.came, dram.went_down = self._doubt, self._came, self._leave
-        self._events = self.ahead.under_way.events = dram.events
-        if dram.events is not None:
-            self.disk.gone = deque()
-        self.traffic.background = self._step
-        self.traffic.look_every_s = OPENING_LOOK_S
-
-    @property
-    def is_up(self) -> bool:
-        return self.dram.is_up
-
-    @property
-    def down_reason(self) -> str:
-        return self.dram.down_reason or self._disk_down
-
-    @property
-    def rank_at(self) -> RankAt | None:
-        return self.dram.rank_at
-
-    @rank_at.setter
-    def rank_at(self, rank_at: RankAt | None) -> None:
-        self.dram.rank_at = rank_at
+        self.look_every_s = OPENING_LOOK_S
 
     @property
     def num_blocks(self) -> int:
-        on_disk = self.disk.num_slots * self._plan.slot_blocks if self._has_disk else 0
-        return max(self.dram.num_blocks, on_disk) if self.dram.is_up else 0
+        return self.index.num_slots * self._plan.slot_blocks if self.index.is_open else 0
 
-    # --- as DRAM does it --------------------------------------------------------------
-    def find(self, request: Any, num_vram_tokens: int) -> int:
-        self.ahead.looked(request.request_id, num_vram_tokens)
-        return self.dram.find(request, num_vram_tokens)
+    # --- the slots of DRAM ------------------------------------------------------------
+    def grow(self, num_slots: int) -> None:
+        self.marks.grow(num_slots)
 
-    def load(
-        self,
-        program: str,
-        request: Any,
-        block_ids: Sequence[Sequence[int]],
-        num_tokens: int,
-        now: float,
-    ) -> Mapping[str, int]:
-        self.dram.load(program, request, block_ids, num_tokens, now)
-        of_disk = self.ahead.num_tokens(request.request_id, num_tokens)
-        return {"dram": num_tokens - of_disk, "disk": of_disk}
+    def came(
+        self, slots: Numbers, ends: Sequence[int], which: Numbers, uses: Iterable[int] | int
+    ) -> None:
+        self.marks.came(slots, ends, which, uses)
 
-    def forget_request(self, request_id: str) -> None:
-        self.ahead.forget(request_id)
-        self.dram.forget_request(request_id)
+    def used(self, slots: Numbers) -> None:
+        self.marks.used(slots)
 
-    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
-        self.dram.demote(program, blocks, request)
-        length = self._plan.slot_blocks
-        names = None if blocks is None else blocks.keys[length - 1 :: length]
-        self.disk.demote(program, names)
+    def uses(self, slots: Numbers) -> Iterable[int]:
+        return list(self.marks.uses[slots].tolist())
 
-    def take_events(self) -> list[Any]:
-        if self._events is not None and self.disk.gone:
-            self._events.left_disk(list(self.disk.gone))
-            self.disk.gone.clear()
-        return self.dram.take_events()
+    def left(self, slots: Numbers, program: str) -> int:
+        return self.marks.left(slots, program)
 
-    # --- all of it --------------------------------------------------------------------
-    def reset(self, now: float) -> list[Transfer]:
-        over = self.traffic.abandon(self._owner, resets_disk=True)
-        self._forget_all()
-        self._found.close()
-        return over + self.dram.reset(now)
-
-    def hear(self, report: WorkerReport) -> None:
-        self.dram.hear(report)
-        self._scanned |= report.disk_scanned
-        if self._has_disk:  # a store that settles now may be the last event for a while
-            self.traffic.look_every_s = min(SAVE_LOOK_S, self.traffic.look_every_s)
-        if report.disk_down:
-            self._go_down(report.disk_down)
-        if report.disk_slots and self.dram.is_up and not self._disk_down:
-            self._disk_slots |= report.disk_slots
-            if len(self._disk_slots) == self.traffic.world_size:
-                self.disk.grow(min(self._disk_slots.values()))
-                self.ahead.owner = self._owner
-        found = self._found.on_all(report.found)  # also for a rank that is ahead of others
-        if found and self._has_disk:
-            self.disk.found(found)
-        for spent in report.disk_spent.values():  # the most of what ranks know
-            self._budget.restore(spent.num_bytes, spent.age_s)
-
-    def update_gauges(self) -> None:
-        self.dram.update_gauges()
-        account, disk, length = self._account, self.disk, self._plan.slot_blocks
-        account.gauge("disk_up", float(self._has_disk))
-        account.gauge("disk_writable", float(self._has_disk and not self._attempts.is_over))
-        account.gauge("disk_capacity_blocks", disk.num_slots * length if self._has_disk else 0)
-        account.gauge("disk_blocks", disk.num_ready * length, "ready")
-        account.gauge("disk_blocks", disk.num_writing * length, "writing")
-        num_used = disk.num_ready + disk.num_writing
-        account.gauge("disk_oldest_op_seconds", self.traffic.oldest_of_disk_s)
-        account.gauge("disk_used_bytes", num_used * self._disk_bytes)
-        account.count("disk_unsaved_blocks", self._marks.num_unsaved - self._num_unsaved)
-        self._num_unsaved = self._marks.num_unsaved
-
-    # --- parts ------------------------------------------------------------------------
-    @property
-    def _has_disk(self) -> bool:
-        return self.ahead.owner is not None
-
-    @property
-    def _is_scanned(self) -> bool:
-        """Whether all is known that a restart found: before, it would be written once more."""
-        return len(self._scanned) == self.traffic.world_size
-
-    def _passes_on(self, now: float) -> bool:
-        """Whether what comes to DRAM is written to disk whatever it is worth, because that pays:
-        there is budget to spare, and a read takes less time than the prefill it saves."""
-        takes = self._has_disk and not self._attempts.is_over and not self.ahead.is_stuck
-        if not (takes and self._saving.has_spare(now)):
+    def takes_all(self, now: float) -> bool:
+        """There is budget to spare, and a read takes less time than the prefill it saves."""
+        takes = self.index.is_open and not self._attempts.is_over and not self.reading.is_stuck
+        if not (takes and self.saving.has_spare(now)):
             return False
         costs, num = self._plan.costs, 1000
         read_s, prefill_s = costs.read_s(num) / num, costs.prefill_s(num) / num * self._block_tokens
         return not costs.knows_prefill or read_s < prefill_s
 
-    def _stays(self, program: str, worth: float, num_blocks: int) -> bool:
-        """Whether these blocks are needed sooner than they could be read back: at once, if a turn
-        of the program waits."""
-        return self.ahead.has_waiting(program) or -worth < self._plan.costs.read_s(num_blocks)
+    def are_kept(self, slots: Numbers) -> Flags:
+        return self.marks.are_saved(slots)
 
-    def _rank_now(self, now: float) -> Rank | None:
-        return None if self.rank_at is None else self.rank_at(now)
+    def stays(self, program: str, worth: float, tail: Numbers, num: int) -> bool:
+        """They are needed at once if a turn of the program waits."""
+        if not self.marks.is_saved[tail].any():
+            return True
+        return self._has_waiting(program) or -worth < self._plan.costs.read_s(num)
 
-    def _step(self, now: float) -> None:
-        """Do what no request asks for: follow the ranks' disks, write what leaves DRAM next, take
-        apart what earlier epochs left."""
-        for past in self._pasts:
-            past.tidy()
-        self.ahead.new_step()
+    # --- what DRAM has and does -------------------------------------------------------
+    def stored(self, program: str) -> None:
+        if self.index.is_open:
+            self.saving.came(program)
+            self.look_every_s = NEW_LOOK_S
+
+    def doubted(self, tickets: Tickets) -> None:
+        names = {*self._dram.keys_of(tickets), *self.marks.names_of(tickets)}
+        numbers = self.index.find(list(names))
+        self.index.forget(numbers[numbers >= 0])
+
+    def demote(self, program: str, keys: Sequence[Key | None] | None) -> None:
+        length = self._plan.slot_blocks
+        self.index.demote(program, None if keys is None else keys[length - 1 :: length])
+
+    def dram_down(self) -> None:
+        self.down_reason = self.down_reason or "there is no DRAM above it"
+        self._leave()
+
+    # --- turns ------------------------------------------------------------------------
+    def expect(
+        self,
+        program: str,
+        request: Any,
+        num_vram_tokens: int,
+        num_turns: int,
+        now: float,
+        before: Told | None = None,
+    ) -> Told | None:
+        return self.reading.expect(
+            program, request, num_vram_tokens, num_turns=num_turns, now=now, before=before
+        )
+
+    def awaits(self, request_id: str, now: float) -> bool:
+        return self.reading.awaits(request_id, now)
+
+    def came_up(self, request_id: str, start: int, num_tokens: int) -> Mapping[str, int]:
+        return {"disk": self.reading.num_tokens(request_id, start, num_tokens)}
+
+    def forget(self, request_id: str) -> None:
+        self.reading.forget(request_id)
+
+    # --- steps ------------------------------------------------------------------------
+    def reset(self, now: float) -> list[Transfer]:
+        self._traffic.say(resets_disk=True)
+        over = self._traffic.abandon(self._owner)
+        self._forget_all()
+        self._found.close()
+        return over
+
+    def step(self, now: float) -> None:
+        """Follow the ranks' disks, write what leaves DRAM next, take apart what earlier epochs
+        left."""
+        self.index.past.tidy()
+        self.reading.new_step()
         self._now = now
-        if self._has_disk and not self._is_scanned:
-            self.traffic.look_every_s = SCAN_LOOK_S
-        elif self._has_disk:
+        if self.index.is_open and not self._is_scanned:
+            self.look_every_s = SCAN_LOOK_S
+        elif self.index.is_open:
             self._account.gauge("disk_budget_fill", self._budget.fill(now))
-            num = self.traffic.num_of(Kind.WRITE)
-            takes = self._attempts.may_begin(now, num) and not self.ahead.is_stuck
+            num = self._traffic.num_of(Kind.WRITE)
+            takes = self._attempts.may_begin(now, num) and not self.reading.is_stuck
             most = 1 if self._attempts.is_over else self._depth.most(num)
             for _ in range(most - num if takes else 0):
-                if not self._write(now) and not self._saving.goes_on:
+                if not self._write(now) and not self.saving.goes_on:
                     break
-            if self.traffic.num_of(Kind.WRITE) > num:
-                self.traffic.disk_spent = self._budget.to_keep(now)
-            self._depth.begun(self.traffic.num_of(Kind.WRITE))
-            goes_on = takes and self._saving.goes_on
-            self.traffic.look_every_s = SAVE_LOOK_S if goes_on else math.inf
+            if self._traffic.num_of(Kind.WRITE) > num:
+                spent = self._budget.to_keep(now)
+                if spent is not None:
+                    self._traffic.say(disk_spent=spent)
+            self._depth.begun(self._traffic.num_of(Kind.WRITE))
+            goes_on = takes and self.saving.goes_on
+            self.look_every_s = SAVE_LOOK_S if goes_on else math.inf
 
-    def _came(self, program: str) -> None:
-        """Some blocks of the program were stored."""
-        if self._has_disk:
-            self._saving.came(program)
-            self.traffic.look_every_s = NEW_LOOK_S
+    def hear(self, report: WorkerReport) -> None:
+        self._scanned |= report.disk_scanned
+        if self.index.is_open:  # a store that settles now may be the last event for a while
+            self.look_every_s = min(SAVE_LOOK_S, self.look_every_s)
+        if report.disk_down:
+            self._go_down(report.disk_down)
+        if report.disk_slots and not self.down_reason:
+            self._num_slots |= report.disk_slots
+            if len(self._num_slots) == self._traffic.world_size:
+                self.index.grow(min(self._num_slots.values()))
+        found = self._found.on_all(report.found)  # also for a rank that is ahead of others
+        if found and self.index.is_open:
+            self.index.found(found)
+        for spent in report.disk_spent.values():  # the most of what ranks know
+            self._budget.restore(spent.num_bytes, spent.age_s)
+
+    def announce(self) -> None:
+        if self._events is not None and (gone := self.index.take_gone()):
+            self._events.left_below(gone)
+
+    def update_gauges(self) -> None:
+        account, disk, length = self._account, self.index, self._plan.slot_blocks
+        account.gauge("disk_up", float(disk.is_open))
+        account.gauge("disk_writable", float(disk.is_open and not self._attempts.is_over))
+        account.gauge("disk_capacity_blocks", self.num_blocks)
+        account.gauge("disk_blocks", disk.num_ready * length, "ready")
+        account.gauge("disk_blocks", disk.num_writing * length, "writing")
+        num_used = disk.num_ready + disk.num_writing
+        account.gauge("disk_oldest_op_seconds", self._traffic.oldest_below_s)
+        account.gauge("disk_used_bytes", num_used * self._disk_bytes)
+        account.count("disk_unsaved_blocks", self.marks.num_unsaved - self._num_unsaved)
+        self._num_unsaved = self.marks.num_unsaved
+
+    # --- parts ------------------------------------------------------------------------
+    @property
+    def _is_scanned(self) -> bool:
+        """Whether all is known that a restart found: before, it would be written once more."""
+        return len(self._scanned) == self._traffic.world_size
+
+    def _rank_now(self, now: float) -> Rank | None:
+        return None if self._rank_at is None else self._rank_at(now)
 
     def _write(self, now: float) -> bool:
         """Begin to write what is next. False: there is nothing to write, or not now."""
-        length, num_writing = self._plan.slot_blocks, self.disk.num_writing
-        room = min(self.dram.index.num_slots // MAX_BUSY // length, self._depth.num_slots)
+        length, num_writing = self._plan.slot_blocks, self.index.num_writing
+        room = min(self._dram.num_slots // MAX_BUSY // length, self._depth.num_slots)
         most = min(self._most, max(room - num_writing, not num_writing))
-        batch = self._saving.next(most, self._rank_now(now), now) if most else None
+        batch = self.saving.next(most, self._rank_now(now), now) if most else None
         if batch is None:
             return False
-        numbers = self.disk.reserve(batch.program, batch.keys, batch.depths)
+        numbers = self.saving.place(batch)
         if not (num := len(numbers)):
             return False
         self._budget.take(num * self._disk_bytes)
-        tickets = self.dram.index.acquire(batch.tickets[: num * length])
+        tickets = self._dram.acquire(batch.tickets[: num * length])
         keys, depths = batch.keys[:num], batch.depths[:num]
-        places = DiskPlaces(numbers.astype(np.int32), keys, depths)
-        self.traffic.of_disk(self._owner, Kind.WRITE, batch.program, places, tickets, now)
+        places = PlacesBelow(numbers.astype(np.int32), keys, depths)
+        self._traffic.below(self._owner, Kind.WRITE, batch.program, places, tickets, now)
         return True
 
     def _settled(self, transfer: Transfer) -> None:
@@ -266,11 +282,11 @@ class DiskTier:
         assert transfer.outcome is not None
         reasons = set(transfer.outcome.reasons)
         if transfer.kind is Kind.READ:
-            self.ahead.under_way.settled(transfer)
+            self.reading.under_way.settled(transfer)
             is_bad, is_wrong = transfer.bad("eio"), transfer.bad("corrupt", "missing")
-            self.disk.release(numbers[is_bad], forget=True, is_bad=True)
-            self.disk.release(numbers[is_wrong & ~is_bad], forget=True)
-            self.disk.release(numbers[~is_wrong & ~is_bad])
+            self.index.release(numbers[is_bad], forget=True, is_bad=True)
+            self.index.release(numbers[is_wrong & ~is_bad], forget=True)
+            self.index.release(numbers[~is_wrong & ~is_bad])
         else:
             self._written(transfer, numbers, reasons)
         self._judge(reasons, transfer)
@@ -278,10 +294,9 @@ class DiskTier:
     def _written(self, transfer: Transfer, numbers: Any, reasons: set[str]) -> None:
         """Blocks that DRAM forgot meanwhile, as a load found them wrong, must not be found on disk.
         Slots that a rank calls stale hold nothing, and would be written from again and again."""
-        index, tickets = self.dram.index, transfer.slots
-        is_done = transfer.state is TransferState.DONE
-        are_there = index.are_there(tickets)
-        index.release(tickets, corrupt="stale" in reasons)
+        tickets, is_done = transfer.slots, transfer.state is TransferState.DONE
+        are_there = self._dram.are_there(tickets)
+        self._dram.release(tickets, corrupt="stale" in reasons)
         if reasons and reasons <= NOT_BEGUN:
             self._budget.take(-len(numbers) * self._disk_bytes)
         is_late = transfer.cancelled and transfer.state is TransferState.FAILED
@@ -293,25 +308,19 @@ class DiskTier:
         if is_right.any():
             tickets = tickets[np.repeat(is_right, self._plan.slot_blocks)]
             names = [transfer.keys[place] for place in is_right.nonzero()[0].tolist()]
-            self._marks.save(tickets)
+            self.marks.save(tickets)
             if self._plan.slot_blocks > 1:
-                self._marks.name(tickets, names)
-            self.disk.settle(numbers[is_right], written=True)
+                self.marks.name(tickets, names)
+            self.index.settle(numbers[is_right], written=True)
             if self._events is not None:
-                self._events.written(names)
+                self._events.kept_below(names)
         is_bad = transfer.bad("eio") & ~is_right
-        self.disk.settle(numbers[is_bad], written=False, is_bad=True)
-        self.disk.settle(numbers[~is_right & ~is_bad], written=False)
-
-    def _doubt(self, tickets: Tickets) -> None:
-        """A load found these slots wrong in DRAM: what was written from them is as wrong."""
-        names = {*self.dram.index.keys_of(tickets), *self._marks.names_of(tickets)}
-        numbers = self.disk.find(list(names))
-        self.disk.forget(numbers[numbers >= 0])
+        self.index.settle(numbers[is_bad], written=False, is_bad=True)
+        self.index.settle(numbers[~is_right & ~is_bad], written=False)
 
     def _judge(self, reasons: set[str], transfer: Transfer) -> None:
         now = transfer.admitted  # off by seconds, which is little in an hour
-        if self._disk_down:
+        if self.down_reason:
             return
         is_lost = transfer.kind is Kind.WRITE and reasons - PASSING - {"eio"}  # eio: counted below
         if is_lost and self._attempts.fail(now, self._now):
@@ -325,25 +334,23 @@ class DiskTier:
             self._go_down(f"{MAX_CORRUPT} reads within an hour brought other bytes than written")
 
     def _go_down(self, reason: str) -> None:
-        if self._disk_down:
+        if self.down_reason:
             return
-        self._disk_down = reason
-        if self.dram.is_up:  # otherwise it went down with DRAM, which has said so
-            mend = "DRAM goes on. Restart the server once it is mended"
-            logger.warning("No disk tier: %s; %s", reason, mend)
+        self.down_reason = reason
+        mend = "DRAM goes on. Restart the server once it is mended"
+        logger.warning("No disk tier: %s; %s", reason, mend)
         self._leave()
 
     def _leave(self) -> None:
         """Read and write nothing from now on."""
-        self.traffic.look_every_s = math.inf
-        if self._has_disk:
-            self.ahead.owner = None
+        self.look_every_s = math.inf
+        if self.index.is_open:
+            gone = self.index.close()
             if self._events is not None:  # now: an idle engine takes nothing apart
-                self._events.left_disk([*(self.disk.gone or ()), *self.disk])
-                self.disk.gone = None
+                self._events.left_below(gone)
             self._forget_all()
-            self.traffic.abandon(self._owner)
+            self._traffic.abandon(self._owner)
 
     def _forget_all(self) -> None:
-        for each in (self.ahead, self._saving, self._marks, self.disk):
+        for each in (self.reading, self.saving, self.marks, self.index):
             each.clear()

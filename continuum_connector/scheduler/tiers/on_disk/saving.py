@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,7 +70,6 @@ class Saving:
         self._marks = marks
         self._disk = disk
         self._length = slot_blocks
-        disk.leaving = self._forget
         self._budget = budget
         self._account = account
         # Chains to walk, the next one last: those that leave soon, and those that do not.
@@ -163,10 +163,17 @@ class Saving:
             num_left -= length
         return walks[::-1]
 
+    def place(self, batch: Batch) -> Numbers:
+        """Reserve disk slots for the batch: for the first of it, where others are busy. What leaves
+        the disk for them may be in DRAM still; the last block of a disk slot stands for all of it.
+        """
+        placed = self._disk.reserve(batch.program, batch.keys, batch.depths)
+        if self._disk.displaced:
+            self._note_displaced(self._disk.displaced)
+        return placed
+
     # --- what is there ----------------------------------------------------------------
-    def _forget(self, names: list[Key]) -> None:
-        """These leave the disk for room; DRAM may have them still. The last block of a disk slot
-        stands for all of it."""
+    def _note_displaced(self, names: Sequence[Key]) -> None:
         numbers = self._dram.slots_of(names)
         numbers = numbers[numbers >= 0]
         self._marks.is_saved[numbers] = False
