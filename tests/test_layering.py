@@ -124,6 +124,12 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "scheduler/holds": set(),
     "scheduler/kv_groups": set(),
     "scheduler/tiers": {"messages", "observe/account", "scheduler/holds", "scheduler/kv_groups"},
+    "scheduler/tiers/on_disk": {
+        *("messages", "observe/account", "scheduler/kv_groups", "scheduler/tiers"),
+    },
+    "scheduler/tiers/make": {
+        *("observe/account", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/on_disk"),
+    },
     "scheduler": {
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
@@ -165,7 +171,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "build": {
         "host_slots",
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
-        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
+        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/make"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
         *("vllm/served", "vllm/shadow", "vllm/tables", "vllm/facts", "vllm/node"),
@@ -352,6 +358,19 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
     assert set().union(*asked.values()) == {"base", "traffic", "transfers"}
     named = re.compile(r"DramTier|tier\.names\[|len\(\S*tier\.names")
     assert [name for name in outside if named.search(FILES[name].read_text())] == []
+
+
+def test_the_core_knows_of_no_disk() -> None:
+    """The scheduler half says what it wants of any memory below DRAM (below.py). Only make.py knows
+    that it is a disk; by name one may be metrics, records of the trace, fields of messages."""
+    own = ("scheduler/tiers/on_disk/", "scheduler/tiers/make.py")
+    core = [n for n in FILES if n.startswith("scheduler/") and not n.startswith(own)]
+    words = re.compile(r"disk|shel(f|ves)|read[_-]?ahead", re.IGNORECASE)
+    for name in core:
+        assert "scheduler/tiers/on_disk" not in ours(TREES[name])
+        nodes = list(ast.walk(TREES[name]))
+        said = {getattr(node, of, None) for of in ("id", "attr", "arg", "name") for node in nodes}
+        assert not {each for each in said if isinstance(each, str) and words.search(each)}, name
 
 
 def test_the_contract_of_a_tier_is_what_is_asked_of_it() -> None:
