@@ -764,14 +764,14 @@ def test_of_a_slow_disk_no_more_is_asked_at_once_than_it_writes_in_time(
 
 def test_a_prefill_is_weighed_with_all_turns_that_it_delays() -> None:
     engine = overrun_with_reads_held()
-    reading, told = engine.connector.side.tier.below.reading, []
-    real = reading.expect
+    below, told = engine.connector.side.tier.below, []
+    real = below.expect
 
     def expect(*args: Any, num_turns: int, **named: Any) -> Any:
         told.append(num_turns)
         return real(*args, num_turns=num_turns, **named)
 
-    reading.expect = expect
+    below.expect = expect
     engine.add("runs", list(range(50)), program="runs", max_tokens=64)
     engine.step()
     come_back(engine, num_steps=1)

@@ -112,14 +112,14 @@ def test_a_step_looks_at_a_few_of_them_in_turn(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("continuum_connector.scheduler.waiting.CHECKED_PER_STEP", 2)
     waiting = Waiting()
     looks: list[str] = []
-    reading = waiting.engine.connector.side.tier.below.reading
-    own = reading.awaits
+    below = waiting.engine.connector.side.tier.below
+    own = below.awaits
 
     def awaits(request_id: str, now: float) -> bool:
         looks.append(request_id)
         return bool(own(request_id, now))
 
-    reading.awaits = awaits
+    below.awaits = awaits
     waiting.steps(3)
     assert sorted(looks) == NAMES
     waiting.finish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key, KvGroups
 from continuum_connector.scheduler.tiers.base import RankAt
-from continuum_connector.scheduler.tiers.below import Told
 from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
@@ -26,7 +25,7 @@ from continuum_connector.scheduler.tiers.on_disk.marks import Marks
 from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan, Reading
 from continuum_connector.scheduler.tiers.on_disk.saving import Saving
 from continuum_connector.scheduler.tiers.on_disk.writing import Attempts, Budget, Depth, Failures
-from continuum_connector.scheduler.tiers.slots import Flags, Numbers, Tickets
+from continuum_connector.scheduler.tiers.slots import Numbers, Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import (
     Kind,
@@ -91,6 +90,10 @@ class Disk:
             has_new=lambda: self.saving.has_new and self._is_scanned,
             takes_all=self.takes_all,
         )
+        marks, reading = self.marks, self.reading
+        self.grow, self.came, self.used, self.left = marks.grow, marks.came, marks.used, marks.left
+        self.are_kept = marks.are_saved
+        self.expect, self.awaits, self.forget = reading.expect, reading.awaits, reading.forget
         self._found = Found(traffic.world_size)
         self._num_slots: dict[int, int] = {}  # rank -> how many it has
         self.down_reason = ""
@@ -108,22 +111,8 @@ class Disk:
         return self.index.num_slots * self._plan.slot_blocks if self.index.is_open else 0
 
     # --- the slots of DRAM ------------------------------------------------------------
-    def grow(self, num_slots: int) -> None:
-        self.marks.grow(num_slots)
-
-    def came(
-        self, slots: Numbers, ends: Sequence[int], which: Numbers, uses: Iterable[int] | int
-    ) -> None:
-        self.marks.came(slots, ends, which, uses)
-
-    def used(self, slots: Numbers) -> None:
-        self.marks.used(slots)
-
-    def uses(self, slots: Numbers) -> Iterable[int]:
+    def uses(self, slots: Numbers) -> list[int]:
         return list(self.marks.uses[slots].tolist())
-
-    def left(self, slots: Numbers, program: str) -> int:
-        return self.marks.left(slots, program)
 
     def takes_all(self, now: float) -> bool:
         """There is budget to spare, and a read takes less time than the prefill it saves."""
@@ -133,9 +122,6 @@ class Disk:
         costs, num = self._plan.costs, 1000
         read_s, prefill_s = costs.read_s(num) / num, costs.prefill_s(num) / num * self._block_tokens
         return not costs.knows_prefill or read_s < prefill_s
-
-    def are_kept(self, slots: Numbers) -> Flags:
-        return self.marks.are_saved(slots)
 
     def stays(self, program: str, worth: float, tail: Numbers, num: int) -> bool:
         """They are needed at once if a turn of the program waits."""
@@ -162,28 +148,8 @@ class Disk:
         self.down_reason = self.down_reason or "there is no DRAM above it"
         self._leave()
 
-    # --- turns ------------------------------------------------------------------------
-    def expect(
-        self,
-        program: str,
-        request: Any,
-        num_vram_tokens: int,
-        num_turns: int,
-        now: float,
-        before: Told | None = None,
-    ) -> Told | None:
-        return self.reading.expect(
-            program, request, num_vram_tokens, num_turns=num_turns, now=now, before=before
-        )
-
-    def awaits(self, request_id: str, now: float) -> bool:
-        return self.reading.awaits(request_id, now)
-
     def came_up(self, request_id: str, start: int, num_tokens: int) -> Mapping[str, int]:
         return {"disk": self.reading.num_tokens(request_id, start, num_tokens)}
-
-    def forget(self, request_id: str) -> None:
-        self.reading.forget(request_id)
 
     # --- steps ------------------------------------------------------------------------
     def reset(self, now: float) -> list[Transfer]:
