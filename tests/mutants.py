@@ -72,6 +72,20 @@ MUTANTS = (
         "tests/vllm/test_disk.py",
     ),
     Mutant(
+        "below: KV of older weights comes up",
+        "scheduler/tiers/dram.py",
+        "        over = self.below.reset(now) + self.traffic.abandon(self._owner)\n",
+        "        over = self.traffic.abandon(self._owner)\n",
+        "tests/vllm/test_below.py",
+    ),
+    Mutant(
+        "below: who waits for what comes up is admitted without",
+        "scheduler/waiting.py",
+        "        return self._below.awaits(request_id, now)\n",
+        "        return False\n",
+        "tests/vllm/test_below.py",
+    ),
+    Mutant(
         "pins: a patient turn takes whatever it likes",
         "scheduler/room.py",
         "        return self.worth_now(pin) <= self.price\n",

@@ -90,7 +90,7 @@ class Disk:
             has_new=lambda: self.saving.has_new and self._is_scanned,
             takes_all=self.takes_all,
         )
-        marks, reading = self.marks, self.reading
+        marks, reading = self.marks, self.reading  # which are asked themselves, for speed
         self.grow, self.came, self.used, self.left = marks.grow, marks.came, marks.used, marks.left
         self.are_kept = marks.are_saved
         self.expect, self.awaits, self.forget = reading.expect, reading.awaits, reading.forget
