@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -24,8 +25,7 @@ from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
-from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
-from continuum_connector.scheduler.tiers.reading import DiskPlan
+from continuum_connector.scheduler.tiers.make import DiskPlan, DramPlan, make_tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import StopStrings
 from continuum_connector.scheduler.waker import NoWaker, Waker
@@ -139,7 +139,10 @@ def scheduler_side(
         decider=decider,
         pool=pool,
         groups=groups,
-        tier=make_tier(memory, disk, groups, traffic, account, _tier_events(vllm_config)),
+        traffic=traffic,
+        make_tier=functools.partial(
+            make_tier, memory, disk, groups, traffic, account, _tier_events(vllm_config)
+        ),
         records=Records(account, trace, decider.away, tables.stock_beside(pool, found, groups)),
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),

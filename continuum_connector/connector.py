@@ -138,7 +138,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._wake,
         )
         self._steps, self._tier = side.steps, side.tier
-        self._gate, self._read_ahead = side.gate, side.read_ahead
+        self._gate, self._from_below = side.gate, side.from_below
         self._epochs = self._steps.epochs
         self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._turns, self._records = side.turns, side.records
@@ -177,15 +177,15 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         )
 
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
-        """Yield the requests that need not wait any more for a disk, an adapter's place or at the
-        gate, and ask again those that are next in line for the bus; `num_idle` turns wait for their
-        client (scheduler subclass only)."""
+        """Yield the requests that need not wait any more for blocks from below DRAM, an adapter's
+        place or at the gate, and ask again those that are next in line for the bus; `num_idle`
+        turns wait for their client (scheduler subclass only)."""
         now, gate, num_known = self._clock(), self._gate, len(self._turns) - num_idle
         if everybody:
             self.side.bus.end()
         else:
             self.side.bus.new_step(now)
-        yield from self._read_ahead.let_in(now, everybody)
+        yield from self._from_below.let_in(now, everybody)
         yield from self.side.adapters.let_in(everybody)
         let_in = gate.let_all_in(now) if everybody else gate.open(num_known, now)
         for request_id, turn, because in let_in:

@@ -66,10 +66,24 @@ MUTANTS = (
     ),
     Mutant(
         "disk: who is done takes what others share",
-        "scheduler/tiers/disk_shelves.py",
+        "scheduler/tiers/on_disk/shelves.py",
         "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",
         "",
         "tests/vllm/test_disk.py",
+    ),
+    Mutant(
+        "below: KV of older weights comes up",
+        "scheduler/tiers/dram.py",
+        "        over = self.below.reset(now) + self.traffic.abandon(self._owner)\n",
+        "        over = self.traffic.abandon(self._owner)\n",
+        "tests/vllm/test_below.py",
+    ),
+    Mutant(
+        "below: who waits for what comes up is admitted without",
+        "scheduler/waiting.py",
+        "        return self._below.awaits(request_id, now)\n",
+        "        return False\n",
+        "tests/vllm/test_below.py",
     ),
     Mutant(
         "pins: a patient turn takes whatever it likes",

@@ -45,22 +45,10 @@ PLANTED = {
     "scheduler/gate.py": "held.turn.held_s turn.is_let_in",
     "scheduler/outcomes.py": "one.gap_s one.pin_end",
     "scheduler/retention.py": "pin.is_wish",
-    "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on tier.rank_at "
+    "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on "
     "turn.diverged turn.epoch turn.is_preempted turn.is_stray turn.since turn.stock_tokens "
     "turn.taken turn.tier_tokens turn.vram_tokens",
-    "scheduler/tiers/chains.py": "chain.tickets each.num_passed",
-    "scheduler/tiers/disk.py": "ahead.has_new ahead.owner ahead.rank_at ahead.under_way.events "
-    "disk.gone dram.came dram.doubts dram.index.marks dram.rank_at dram.went_down marks.key_of "
-    "marks.passes_on marks.stays traffic.background traffic.disk_spent traffic.look_every_s",
-    "scheduler/tiers/dram.py": "index.gone traffic.background",
-    "scheduler/tiers/eviction.py": "chain.last_used",
-    "scheduler/tiers/reading.py": "told.num_tokens told.read_s told.why wait.came wait.lacks "
-    "wait.reads wait.rest wait.start wait.told.why",
-    "scheduler/tiers/saving.py": "disk.leaving",
-    "scheduler/tiers/traffic.py": "transfer.hold",
-    "scheduler/tiers/under_way.py": "transfer.num_ahead wait.told.why",
-    "scheduler/waiting.py": "queue.is_open tier.ahead.has_waiting told.num_tokens turn.on_disk "
-    "turn.was_asked",
+    "scheduler/waiting.py": "queue.is_open turn.below turn.was_asked",
     "vllm/allocation.py": "rule.gives_way",
     "vllm/resets.py": "_epochs.is_resetting _epochs.on_begin epochs.found_older transfer.hold",
     "worker/disk.py": "report.disk_down",
@@ -136,6 +124,12 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "scheduler/holds": set(),
     "scheduler/kv_groups": set(),
     "scheduler/tiers": {"messages", "observe/account", "scheduler/holds", "scheduler/kv_groups"},
+    "scheduler/tiers/on_disk": {
+        *("messages", "observe/account", "scheduler/kv_groups", "scheduler/tiers"),
+    },
+    "scheduler/tiers/make": {
+        *("observe/account", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/on_disk"),
+    },
     "scheduler": {
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
@@ -177,7 +171,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "build": {
         "host_slots",
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
-        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
+        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/make"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
         *("vllm/served", "vllm/shadow", "vllm/tables", "vllm/facts", "vllm/node"),
@@ -360,10 +354,23 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
         name: {m.removeprefix(tiers) for m in imports(tree) if m.startswith(tiers)}
         for name, tree in outside.items()
     }
-    assert asked.pop("build.py") <= {"make", "reading", "traffic"}
+    assert asked.pop("build.py") <= {"make", "traffic"}
     assert set().union(*asked.values()) == {"base", "traffic", "transfers"}
     named = re.compile(r"DramTier|tier\.names\[|len\(\S*tier\.names")
     assert [name for name in outside if named.search(FILES[name].read_text())] == []
+
+
+def test_the_core_knows_of_no_disk() -> None:
+    """The scheduler half says what it wants of any memory below DRAM (below.py). Only make.py knows
+    that it is a disk; by name one may be metrics, records of the trace, fields of messages."""
+    own = ("scheduler/tiers/on_disk/", "scheduler/tiers/make.py")
+    core = [n for n in FILES if n.startswith("scheduler/") and not n.startswith(own)]
+    words = re.compile(r"disk|shel(f|ves)|read[_-]?ahead", re.IGNORECASE)
+    for name in core:
+        assert "scheduler/tiers/on_disk" not in ours(TREES[name])
+        nodes = list(ast.walk(TREES[name]))
+        said = {getattr(node, of, None) for of in ("id", "attr", "arg", "name") for node in nodes}
+        assert not {each for each in said if isinstance(each, str) and words.search(each)}, name
 
 
 def test_the_contract_of_a_tier_is_what_is_asked_of_it() -> None:

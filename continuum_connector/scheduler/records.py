@@ -68,7 +68,7 @@ class Records:
                 tokens=request.num_tokens,
                 hit_tokens=turn.hit_tokens,
                 **_of_stock(turn),
-                **_of_disk(turn),
+                **_from_below(turn),
             )
         self.outcomes.admitted(turn, request.num_prompt_tokens, now)
 
@@ -179,7 +179,7 @@ def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
         "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
         "cached_tokens": turn.hit_tokens,
         **_of_stock(turn),
-        **_of_disk(turn),
+        **_from_below(turn),
         **_of_divergence(turn),
     }
     if turn.held_s:
@@ -204,8 +204,8 @@ def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
     return told
 
 
-def _of_disk(turn: Turn) -> dict[str, Any]:
-    return {} if turn.on_disk is None else {"disk": turn.on_disk.as_dict()}
+def _from_below(turn: Turn) -> dict[str, Any]:
+    return {} if turn.below is None else turn.below.as_dict()
 
 
 def _of_divergence(turn: Turn) -> dict[str, Any]:

@@ -28,19 +28,22 @@ from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.steps import Steps
-from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.tiers.base import RankAt, Tier
+from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import BY_ITSELF, StopStrings, Turn, TurnEnd, Turns
-from continuum_connector.scheduler.waiting import Bus, ReadAhead
+from continuum_connector.scheduler.waiting import Bus, FromBelow
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of the scheduler half that build.py makes from vLLM's configs."""
+    """The parts of the scheduler half that build.py makes from vLLM's configs. `make_tier`: makes
+    what lies below VRAM, given the worth of chains and whether a turn of a program waits."""
 
     decider: Decider
     pool: BlockPool
     groups: KvGroups
-    tier: Tier
+    traffic: Traffic
+    make_tier: Callable[[RankAt | None, Callable[[str], bool]], Tier]
     records: Records
     waker: Any
     stop_strings: StopStrings
@@ -55,10 +58,10 @@ class SchedulerSide:
     def __init__(self, config: ContinuumConfig, parts: Parts) -> None:
         self.decider, self.groups, self.records = parts.decider, parts.groups, parts.records
         self._stock, self._outcomes = parts.records.stock, parts.records.outcomes
-        self.tier, self.traffic = parts.tier, parts.tier.traffic
+        self.traffic = parts.traffic
         self.turns = Turns()
         self._pool, self._pop_blocks = parts.pool, parts.pop_blocks
-        self._ended = HoldTable(parts.pool, beside=parts.tier.traffic.holds)
+        self._ended = HoldTable(parts.pool, beside=parts.traffic.holds)
         self._stop_strings = parts.stop_strings
         self._away = parts.decider.away
         costs, policy = parts.decider.costs, parts.decider.policy
@@ -66,9 +69,13 @@ class SchedulerSide:
         self.orders = config.max_head_start_s > 0 and policy.orders
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
-        self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
         self._answers = Answers(self.groups.hash_size)
         self._build_pins(config, parts.waker)
+        self._worth = DramWorth(self.programs, parts.decider, self.turns)
+        self._lends = policy.ranks_dram  # others go by last use, whoever has what
+        rank_at = self._worth.rank_at if policy.ranks_dram else None
+        self.tier = parts.make_tier(rank_at, self.turns.has_waiting)
+        self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
         self._build_waits(config, parts.max_loras)
         self._build_decisions(config)
         self.room = Room(self._pool, self.retention, self.decider, costs)
@@ -96,11 +103,11 @@ class SchedulerSide:
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
 
     def _build_waits(self, config: ContinuumConfig, max_loras: int) -> None:
-        """Build all that a turn may wait for, besides room: bus, adapter, disk, gate."""
+        """Build all that a turn may wait for, besides room: bus, adapter, blocks, gate."""
         costs = self.decider.costs
         self.bus = Bus(self.traffic, costs, self.queues)
         self.adapters = Adapters(max_loras, self.tier)
-        self.read_ahead = ReadAhead(self.tier, self._pool, self.turns, self.groups.hash_size)
+        self.from_below = FromBelow(self.tier, self._pool, self.turns, self.groups.hash_size)
         vram, tier = self._num_vram_blocks, self.tier
         self.gate = Gate(
             config.gate_wait_s if self.orders else 0.0,
@@ -113,18 +120,14 @@ class SchedulerSide:
         )
 
     def _build_decisions(self, config: ContinuumConfig) -> None:
-        """Build what decides on finished turns, and on what leaves DRAM."""
-        decider, policy = self.decider, self.decider.policy
+        """Build what decides on finished turns."""
+        decider = self.decider
         self.snapshots = Snapshots(
             self._pool, self.retention, self.tier, decider.costs, self.turns, self.bus
         )
         self._decisions = Decisions(
             decider, self.snapshots, self.retention, self.tier, self.records
         )
-        self._worth = DramWorth(self.programs, decider, self.turns)
-        self._lends = policy.ranks_dram  # others go by last use, whoever has what
-        if policy.ranks_dram:  # only now, because what it ranks by is built on the tier
-            self.tier.rank_at = self._worth.rank_at
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
@@ -155,7 +158,7 @@ class SchedulerSide:
             self.tier.loans.take_back(program.key)
         self.turns.begin(request.request_id, turn)
         gap_s = self.decider.arrived(turn, now)  # before it is read for: it is not away any more
-        self.read_ahead.expect(turn, request, now)
+        self.from_below.expect(turn, request, now)
         pin = None if turn.is_stray else self.retention.expect(request, program)
         self.records.arrived(request, turn, pin is not None, gap_s, now)
         return turn
@@ -198,7 +201,7 @@ class SchedulerSide:
         the load is asynchronous."""
         turn = self.begin_turn(request, now)
         self.adapters.left(request.request_id)
-        if self.read_ahead.asked(turn, request, now):
+        if self.from_below.asked(turn, request, now):
             return None, False
         if not turn.is_admitted:
             turn.vram_tokens = num_vram_tokens

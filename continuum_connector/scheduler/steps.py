@@ -63,8 +63,8 @@ class Steps:
             self._outcomes.silent(absence, now)
         self._room.new_step(self._decider.new_step(now), now)
         self._owes_step = False
-        plan = self._traffic.drain(now)
-        at = self._traffic.next_look
+        plan = self._tier.plan(now)
+        at = self._tier.next_look
         self._waker.set(at if at > now else math.inf, "tier")
         self._record_tier(now)
         if not len(self._traffic):
@@ -103,7 +103,7 @@ class Steps:
     def has_work(self, now: float) -> bool:
         """Whether an otherwise idle engine must step: if a copy must be looked at or a pin is due,
         and once after a reset, since vLLM sends metrics only with a step."""
-        next_look = min(self._traffic.next_look, self._pins.next_deadline())
+        next_look = min(self._tier.next_look, self._pins.next_deadline())
         return next_look <= now or self._owes_step
 
     def will_free_blocks(self, now: float) -> bool:
@@ -132,7 +132,7 @@ class Steps:
         self._records.close(now)
 
     def _record_tier(self, now: float) -> None:
-        """Record once that a tier has failed: all memory below VRAM, or the disk alone."""
+        """Record once that a tier has failed: all memory below VRAM, or what is below DRAM."""
         if (reason := self._tier.down_reason) != self._told_reason:
             self._told_reason = reason
             what = "disk_down" if self._tier.is_up else "tier_down"

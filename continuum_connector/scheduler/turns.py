@@ -20,7 +20,7 @@ from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.scheduler.against_stock import AgainstStock
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
-from continuum_connector.scheduler.tiers.base import OnDisk
+from continuum_connector.scheduler.tiers.base import Told
 from continuum_connector.toolcalls.reader import BackgroundTokenizer
 
 
@@ -45,10 +45,10 @@ class Turn:
     would have had for it, None if nobody knows (stock.py). `was_asked`: vLLM has tried to
     admit it at least once. `is_let_in`: the gate let it pass, after `held_s`. `is_stray`: what
     `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
-    its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `on_disk`: what a disk
-    had for it, if anything of use. `since`: when the turn of its program ended that it continues,
-    None if it continues none. `diverged`: where its prompt differs from those before it, if it goes
-    on with them and continues none. `taken`: what a pin held for it.
+    its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `below`: what the
+    memory below DRAM had for it, if anything of use. `since`: when the turn of its program ended
+    that it continues, None if it continues none. `diverged`: where its prompt differs from those
+    before it, if it goes on with them and continues none. `taken`: what a pin held for it.
     """
 
     program: Program
@@ -66,7 +66,7 @@ class Turn:
     epoch: int = 0
     max_head_start_s: float = 0.0
     tier_tokens: Mapping[str, int] = field(default_factory=dict)
-    on_disk: OnDisk | None = None
+    below: Told | None = None
     since: float | None = None
     diverged: Divergence | None = None
     taken: ChainBlocks = NO_BLOCKS

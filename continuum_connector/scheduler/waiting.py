@@ -1,8 +1,8 @@
-"""Turns that wait in the queue for a copy, without a block: for the bus, or for a disk.
+"""Turns that wait in the queue for a copy, without a block: for the bus, or from below DRAM.
 
 Bus makes turns wait for the bus, so that no load holds blocks before the bus can carry it.
-ReadAhead tells the tiers which turns have arrived, so that they bring blocks nearer meanwhile, and
-hides those that wait for a disk.
+FromBelow tells the tiers which turns have arrived, so that they bring blocks nearer meanwhile, and
+hides those that wait for them.
 """
 
 from __future__ import annotations
@@ -125,15 +125,13 @@ CHECKED_PER_STEP = 256  # hidden turns, of which some may wait no more
 AGAIN_S = 0.01  # within this time after a turn's arrival, its blocks have hardly moved
 
 
-class ReadAhead:
-    """Starts the reads of waiting turns, and hides from vLLM the turns that wait for them. Does
-    nothing where no tier is slow to read."""
+class FromBelow:
+    """Has blocks brought up to DRAM for waiting turns, and hides from vLLM the turns that wait for
+    them. Does nothing where none can come up."""
 
     def __init__(self, tier: Tier, pool: BlockPool, turns: Turns, token_size: int) -> None:
         """`token_size`: tokens per block hash."""
-        self._reading = tier.ahead
-        if tier.ahead is not None:
-            tier.ahead.has_waiting = turns.has_waiting
+        self._below = tier.below
         self._pool = pool
         self._turns = turns
         self._size = token_size
@@ -146,23 +144,20 @@ class ReadAhead:
 
     @property
     def is_needed(self) -> bool:
-        return self._reading is not None
+        return self._below.brings_up
 
     def expect(self, turn: Turn, request: Any, now: float) -> None:
-        """The turn has arrived: the tiers may begin to read for it."""
-        if self._reading is None or request.skip_reading_prefix_cache:
+        """The turn has arrived: the tiers may begin to bring up what it wants."""
+        if not self._below.brings_up or request.skip_reading_prefix_cache:
             return
-        told = self._reading.expect(
+        turn.below = self._below.expect(
             turn.program.key,
             request,
             num_vram_tokens=self._num_in_vram(request),
             num_turns=len(self._turns),
             now=now,
+            before=turn.below,
         )
-        if told is not None:
-            before = turn.on_disk  # what was read since is in DRAM by now
-            told.num_tokens = max(told.num_tokens, before.num_tokens if before else 0)
-            turn.on_disk = told
 
     def asked(self, turn: Turn, request: Any, now: float) -> bool:
         """vLLM would admit the turn now; return whether vLLM should pass it over.
@@ -180,7 +175,7 @@ class ReadAhead:
         """Whether vLLM should pass the turn over in this step, as more of its KV will be in DRAM
         soon."""
         self._now = now
-        return self._reading is not None and self._reading.awaits(request_id, now)
+        return self._below.awaits(request_id, now)
 
     def hides(self, request: Any) -> bool:
         """Whether to hide from vLLM a request that it has just passed over, until `let_in` yields

@@ -85,7 +85,7 @@ class KvEventFactory:
         }
         return self._build(self._events.BlockRemoved, fields)
 
-    def on_disk(self, keys: Sequence[bytes], block_size: int) -> list[Any]:
+    def kept_below(self, keys: Sequence[bytes], block_size: int) -> list[Any]:
         """Return the event that these blocks came to disk; none if this vLLM has no medium for it.
 
         It carries no tokens, as in vLLM's own offloading (kv_connector/v1/offloading/events.py),
@@ -105,7 +105,7 @@ class KvEventFactory:
         }
         return [self._build(self._events.BlockStored, fields)]
 
-    def off_disk(self, keys: Sequence[bytes]) -> list[Any]:
+    def left_below(self, keys: Sequence[bytes]) -> list[Any]:
         """Return the event that these blocks left the disk."""
         if self._storage is None or not keys:
             return []

@@ -25,7 +25,7 @@ class Order:
         self._side = ours.side
         self.queues = ours.side.queues
         self._gate, self._bus = ours.side.gate, ours.side.bus
-        self._read_ahead, self._adapters = ours.side.read_ahead, ours.side.adapters
+        self._from_below, self._adapters = ours.side.from_below, ours.side.adapters
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
@@ -47,7 +47,7 @@ class Order:
     def open(self) -> None:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
-        is_anybody_hidden = len(self._gate) or len(self._read_ahead) or len(self._adapters)
+        is_anybody_hidden = len(self._gate) or len(self._from_below) or len(self._adapters)
         if self.is_on and (is_anybody_hidden or self._bus.was_asked):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
@@ -93,7 +93,7 @@ class Order:
             queue = ProgramQueue(
                 rank,
                 holds=ours.holds_back if gates else None,
-                hides=self._read_ahead.hides if self._read_ahead.is_needed else None,
+                hides=self._from_below.hides if self._from_below.is_needed else None,
                 sets_aside=self._bus.__contains__,
                 passes_over=self._adapters.passes_over if self._adapters.max_loras else None,
             )

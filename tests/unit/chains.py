@@ -42,7 +42,8 @@ def store(
     num_prompt: int = 0,
 ) -> Tickets:
     """Store what is not there yet, at once."""
-    slots = index.reserve(chain, program, now, by_program(rank), num_prompt, range(len(chain)))
+    ends = range(1, len(chain) + 1)
+    slots = index.reserve(chain, program, now, by_program(rank), num_prompt, ends)
     index.settle(slots, stored=True)
     index.check()
     return slots

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.tiers.below import NothingBelow
 from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE
 from continuum_connector.scheduler.tiers.eviction import DEAD, NUM_CANDIDATES, Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.marks import Flags, Marks
-from continuum_connector.scheduler.tiers.slots import Numbers
+from continuum_connector.scheduler.tiers.on_disk.marks import Marks
+from continuum_connector.scheduler.tiers.slots import Flags, Numbers
 from tests.unit.chains import NOW, keys, ready, store, touch
 
 Order = Callable[[HostIndex, float], Rank | None]
@@ -75,18 +76,33 @@ def test_what_is_worth_less_than_all_that_is_there_is_not_stored() -> None:
     assert (ready(index, keys("mid", 4)), index.num_refused) == (4, 1)
 
 
+class OnDisk(NothingBelow):
+    """A disk that has what `save` says; what `soon` has is needed soon."""
+
+    def __init__(self, index: HostIndex, slot_blocks: int, passes_on: bool) -> None:
+        self.marks = Marks(index.keys_at, slot_blocks)
+        self.grow, self.came, self.used = self.marks.grow, self.marks.came, self.marks.used
+        self.left = self.marks.left
+        self.passes_on = passes_on
+
+    def takes_all(self, now: float) -> bool:
+        return self.passes_on
+
+    def are_kept(self, slots: Numbers) -> Flags:
+        return self.marks.are_saved(slots)
+
+    def stays(self, program: str, worth: float, tail: Numbers, num: int) -> bool:
+        return program == "soon" or not self.marks.is_saved[tail].any()
+
+
 def above_a_disk(num_slots: int, slot_blocks: int = 1, passes_on: bool = True) -> HostIndex:
     """An index whose blocks are on disk once `save` says so."""
-    index = HostIndex(num_slots)
-    index.marks = Marks(num_slots, slot_blocks)
-    index.marks.passes_on = lambda now: passes_on
-    index.marks.stays = lambda program, worth, num: program == "soon"
-    return index
+    return HostIndex(num_slots, below=lambda index: OnDisk(index, slot_blocks, passes_on))
 
 
 def save(index: HostIndex, chain: list[Key]) -> None:
-    assert index.marks is not None
-    index.marks.save(index.find(chain))
+    assert isinstance(index.below, OnDisk)
+    index.below.marks.save(index.find(chain))
 
 
 def by_name(program: str) -> float:

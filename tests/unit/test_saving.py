@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.below import NothingBelow
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.marks import Marks
-from continuum_connector.scheduler.tiers.saving import Batch, Saving
-from continuum_connector.scheduler.tiers.slots import numbers_of
-from continuum_connector.scheduler.tiers.writing import (
+from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
+from continuum_connector.scheduler.tiers.on_disk.marks import Marks
+from continuum_connector.scheduler.tiers.on_disk.saving import Batch, Saving
+from continuum_connector.scheduler.tiers.on_disk.writing import (
     DAY_S,
     LEAST_DEPTH,
     MOST_DEPTH,
@@ -26,9 +26,19 @@ from continuum_connector.scheduler.tiers.writing import (
     Budget,
     Depth,
 )
+from continuum_connector.scheduler.tiers.slots import NO_TICKETS, numbers_of
 from tests.unit.chains import NOW, demote, keys
 
 MANY = 100
+
+
+class OnlyMarks(NothingBelow):
+    """What the disk notes of DRAM's slots, and nothing else of it."""
+
+    def __init__(self, index: HostIndex) -> None:
+        self.marks = Marks(index.keys_at)
+        self.grow, self.came, self.used = self.marks.grow, self.marks.came, self.marks.used
+        self.left = self.marks.left
 
 
 class Rig:
@@ -42,9 +52,10 @@ class Rig:
         least_bytes: int = 1,
         num_on_disk: int = 100 * MANY,  # nothing ever has to leave it
     ) -> None:
-        self.dram, self.disk, self.account = HostIndex(0), DiskIndex(), Account()
-        self.dram.marks = self.marks = Marks(0)
-        self.dram.grow(num_slots)
+        self.disk, self.account = DiskIndex(), Account()
+        self.dram = HostIndex(num_slots, below=OnlyMarks)
+        assert isinstance(self.dram.below, OnlyMarks)
+        self.marks = self.dram.below.marks
         self.disk.grow(num_on_disk)
         self.budget = Budget(bytes_per_day, least_bytes)
         parts = self.disk, slot_blocks, self.budget, self.account
@@ -52,8 +63,8 @@ class Rig:
         self.now = NOW
 
     def store(self, program: str, chain: list[Key], num_prompt: int = 0) -> None:
-        places = list(range(len(chain)))
-        slots = self.dram.reserve(chain, program, self.now, None, num_prompt, places)
+        ends = list(range(1, len(chain) + 1))
+        slots = self.dram.reserve(chain, program, self.now, None, num_prompt, ends)
         self.dram.settle(slots, stored=True)
 
     def next(self, num_wanted: int = MANY) -> Batch | None:
@@ -66,7 +77,7 @@ class Rig:
         for _ in range(num_steps):
             batch = self.next()
             if batch is not None:
-                numbers = self.disk.reserve(batch.program, batch.keys, batch.depths)
+                numbers = self.saving.place(batch)
                 self.disk.settle(numbers, written=True)
                 length = len(batch.tickets) // len(batch.keys)
                 self.marks.save(batch.tickets[: len(numbers) * length])
@@ -112,7 +123,7 @@ def test_a_disk_slot_takes_blocks_that_lie_side_by_side_counted_from_the_head(le
 
 def test_a_disk_slot_of_which_a_block_is_missing_is_not_written() -> None:
     rig = Rig(20, slot_blocks=3)
-    slots = rig.dram.reserve(keys("a", 6), "a", NOW, places=range(6))
+    slots = rig.dram.reserve(keys("a", 6), "a", NOW, ends=range(1, 7))
     rig.dram.settle(slots[:5], stored=True)  # the last one's store is under way
     assert rig.save() == [keys("a", 3)[2]]
 
@@ -140,7 +151,8 @@ def test_what_left_the_disk_while_dram_has_it_is_written_again(length: int) -> N
     rig = Rig(20, slot_blocks=length, num_on_disk=24 // length)
     rig.store("a", keys("a", 12))
     assert len(rig.save()) == 12 // length
-    others = rig.disk.reserve("b", keys("b", 18 // length), range(18 // length))
+    num = 18 // length
+    others = rig.saving.place(Batch("b", NO_TICKETS, keys("b", num), list(range(num))))
     assert rig.disk.num_evicted == 6 // length
     rig.disk.settle(others, written=False)
     assert rig.save() == keys("a", 12)[length - 1 :: length][6 // length :]
@@ -306,7 +318,7 @@ def test_whatever_is_stored_each_disk_slot_is_written_once_with_its_own_blocks(
                     whole.append(before[whole[-1]])
                 assert whole[:length][::-1] == blocks
                 assert len(whole) == (depth + 1) * length
-            numbers = rig.disk.reserve(batch.program, batch.keys, batch.depths)
+            numbers = rig.saving.place(batch)
             rig.disk.settle(numbers, written=True)
             rig.marks.save(batch.tickets)
         rig.dram.check()

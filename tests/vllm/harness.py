@@ -165,8 +165,8 @@ class Engine:
         side = getattr(self.connector, "side", None)
         if side is not None and side.tier.is_up:
             for worker in self.workers:
-                dram = getattr(side.tier, "dram", side.tier)
-                worker.report_ready(dram.num_wanted_slots if num_slots is None else num_slots)
+                wanted = side.tier.num_wanted_slots
+                worker.report_ready(wanted if num_slots is None else num_slots)
 
     def _start_records(self) -> None:
         self.requests: dict[str, Request] = {}

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from continuum_connector.messages import WorkerReport
+from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups, block_key
-from continuum_connector.scheduler.tiers.base import RankAt, Tier
+from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.tiers.below import NothingBelow
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.loans import Loans
 from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
@@ -25,7 +26,7 @@ class Shelf:
     that a copy which is late meets nobody."""
 
     names: Sequence[str] = ("dram",)  # the metrics know it
-    ahead = None
+    below = NothingBelow()
 
     def __init__(
         self, num_slots: int, groups: KvGroups, traffic: Traffic, first_slot: int = 0
@@ -33,7 +34,6 @@ class Shelf:
         self.traffic = traffic
         self.is_up = num_slots > 0
         self.down_reason = ""
-        self.rank_at: RankAt | None = None
         self.loans = Loans(HostIndex(0), groups)  # nothing is evicted, and nothing lent
         self.num_wanted_slots = first_slot + num_slots  # asked by the harness alone
         self.slots: dict[Key, int] = {}
@@ -48,6 +48,14 @@ class Shelf:
     @property
     def num_blocks(self) -> int:
         return self.num_wanted_slots if self.is_up else 0
+
+    @property
+    def next_look(self) -> float:
+        return self.traffic.next_look()
+
+    def plan(self, now: float) -> StepPlan:
+        self.traffic.look(now)
+        return self.traffic.drain()
 
     def store(
         self,
@@ -155,14 +163,14 @@ class DramAndShelf:
     that has more of it, from the nearer if both have the same."""
 
     names: Sequence[str] = ("dram",)
-    ahead = None
+    below = NothingBelow()
     take_events = Shelf.take_events
 
     def __init__(self, near: Tier, far: Shelf) -> None:
         self.near = near
         self._parts: tuple[Any, Any] = near, far
         self.num_wanted_slots = far.num_wanted_slots
-        self.traffic, self.loans = near.traffic, near.loans
+        self.traffic, self.loans, self.plan = near.traffic, near.loans, near.plan
         self._chosen: dict[str, Any] = {}
 
     @property
@@ -178,12 +186,8 @@ class DramAndShelf:
         return str(next((part.down_reason for part in self._parts if part.down_reason), ""))
 
     @property
-    def rank_at(self) -> RankAt | None:
-        return self.near.rank_at
-
-    @rank_at.setter
-    def rank_at(self, rank_at: RankAt | None) -> None:
-        self.near.rank_at = rank_at
+    def next_look(self) -> float:
+        return self.near.next_look
 
     def store(self, *args: Any, **kwargs: Any) -> bool:
         taken = [part.store(*args, **kwargs) for part in self._parts]
@@ -228,10 +232,10 @@ def make_shelf(dram: DramPlan, disk: Any, groups: KvGroups, traffic: Traffic, *_
 
 
 def make_both(
-    dram: DramPlan, disk: Any, groups: KvGroups, traffic: Traffic, account: Account, events: Any
+    dram: DramPlan, disk: Any, groups: KvGroups, traffic: Traffic, account: Account, *asked: Any
 ) -> Tier:
     """In the place of make_tier: a fifth of the slots is DRAM, so that the shelf has more."""
     num_near = dram.num_slots // 5
-    near = make_tier(replace(dram, num_slots=num_near), None, groups, traffic, account, events)
+    near = make_tier(replace(dram, num_slots=num_near), None, groups, traffic, account, *asked)
     far = Shelf(dram.num_slots - num_near, groups, traffic, first_slot=num_near)
     return DramAndShelf(near, far)

@@ -158,8 +158,8 @@ def disk(make: Make) -> Engine:
     extra |= {"policy": "fixed_ttl"}
     engine = make(200, extra_config=extra)
     side = side_of(engine)
-    if side is not None and side.tier.ahead is not None:
-        side.tier.ahead._plan = replace(side.tier.ahead._plan, costs=Costs())
+    if side is not None and side.tier.below.brings_up:
+        side.tier.below.reading._plan = replace(side.tier.below.reading._plan, costs=Costs())
         for worker in engine.workers:
             worker.report_disk(200)
     for turn in range(2):

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-from continuum_connector.scheduler.tiers.disk import DiskTier
+from continuum_connector.scheduler.tiers.on_disk.disk import Disk
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import dram_of
 
@@ -34,8 +34,8 @@ class Subscriber:
         if dram is not None:
             ready = filter(dram.index.is_ready, dram.index._numbers)
             assert self.believes["CPU"] <= _named(ready)
-        if isinstance(tier, DiskTier):
-            assert self.believes["STORAGE"] <= _named(tier.disk._numbers)
+        if isinstance(tier.below, Disk):
+            assert self.believes["STORAGE"] <= _named(tier.below.index._numbers)
 
     def _hear(self, events: Iterable[Any]) -> None:
         for event in events:

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.tiers import disk
-from continuum_connector.scheduler.tiers.reading import PROBE_S
+from continuum_connector.scheduler.tiers.on_disk import disk
+from continuum_connector.scheduler.tiers.on_disk.reading import PROBE_S
+from continuum_connector.scheduler.tiers.on_disk.writing import RETRY_S
 from continuum_connector.scheduler.tiers.traffic import LOOK_S
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
-from continuum_connector.scheduler.tiers.writing import RETRY_S
 from continuum_connector.vllm import node
 from tests.vllm.fake_worker import OF_DISK, WriteOrder
 from tests.vllm.harness import Engine, prompt
@@ -131,7 +131,7 @@ def test_a_turn_waits_until_its_deadline_and_never_again(
 def test_what_left_vram_while_a_turn_was_in_the_queue_is_read_when_it_is_asked_for() -> None:
     engine = on_disk()
     overrun(engine)
-    ahead = engine.connector.side.read_ahead
+    ahead = engine.connector.side.from_below
     ahead._num_in_vram = lambda request: 208
     come_back(engine)
     assert not in_flight(engine, Kind.READ)
@@ -191,14 +191,14 @@ def test_what_a_load_finds_wrong_is_forgotten_on_disk_as_well() -> None:
     run_turn(engine, "a", 200, program="a")
     park(engine)
     come_to_rest(engine)
-    assert engine.connector.side.tier.disk.num_ready == 13
+    assert engine.connector.side.tier.below.index.num_ready == 13
     hold(engine)
     come_back(engine, num_steps=2)
     [load] = in_flight(engine, Kind.LOAD)
     engine.fail(load.id, "corrupt")
     engine.step()
     engine.step()
-    assert engine.connector.side.tier.disk.num_ready == 0
+    assert engine.connector.side.tier.below.index.num_ready == 0
     finish(engine)
     assert engine.cached["b"] == (0, 0)
 
@@ -211,7 +211,7 @@ def test_what_a_load_finds_wrong_is_forgotten_wherever_it_was_written() -> None:
     run_turn(engine, "fork", fork, program="f")
     park(engine)
     come_to_rest(engine)
-    disk = engine.connector.side.tier.disk
+    disk = engine.connector.side.tier.below.index
     assert disk.num_ready == 4 + 2 - 1  # the first one is common to both
     hold(engine)
     engine.add("short", fork[:64] + [99] * 5, program="s")
@@ -257,7 +257,7 @@ def test_a_reset_amid_reads_and_writes_leaves_nothing_to_be_found(
     assert in_flight(engine, Kind.WRITE)
     engine.connector.reset_cache()
     check(engine)
-    assert engine.connector.side.tier.disk.num_ready == 0
+    assert engine.connector.side.tier.below.index.num_ready == 0
     engine.step()
     engine.step()
     assert [worker.disk.num_resets for worker in engine.workers] == [1] * world_size
@@ -274,10 +274,10 @@ def test_a_reset_amid_reads_and_writes_leaves_nothing_to_be_found(
 def test_a_write_that_had_not_left_is_not_written_after_a_reset() -> None:
     engine = on_disk(num_slots=20)
     side = engine.connector.side
-    side.traffic.background = None
+    side.tier.below.step = lambda now: None
     run_turn(engine, "a", 280, program="a")
     park(engine)
-    side.tier._write(engine.clock())
+    side.tier.below._write(engine.clock())
     assert in_flight(engine, Kind.WRITE)
     engine.connector.reset_cache()
     assert not in_flight(engine, Kind.WRITE)
@@ -301,7 +301,7 @@ def test_a_disk_that_hangs_is_given_up_and_dram_goes_on(
     engine.idle(HANGS_AFTER_S + 10)
     assert engine.num_steps - num_steps <= engine.clock() - began + 20  # once a second
     assert "No disk tier: read" in caplog.text
-    assert (tier.is_up, tier.ahead.owner) == (True, None)
+    assert (tier.is_up, tier.below.index.is_open) == (True, False)
     tier.update_gauges()
     assert total(engine, "disk_up") == 0
     assert total(engine, "disk_oldest_op_seconds") > HANGS_AFTER_S
@@ -360,7 +360,7 @@ def test_a_restart_finds_what_all_ranks_have(world_size: int) -> None:
     del files[-1].slots[lost]
     again = on_disk(world_size=world_size, files=files)
     again.step()
-    index = again.connector.side.tier.disk
+    index = again.connector.side.tier.below.index
     assert index.num_ready == len(files[-1].slots)
     run_turn(again, "b", before, program="a")
     assert again.cached["b"] == (0, 208)
@@ -392,7 +392,7 @@ def test_ranks_whose_disks_open_at_other_times_find_the_same(first: int) -> None
     overrun(engine)
     files = [worker.disk for worker in engine.workers]
     again = on_disk(world_size=2, files=files, open_disks=False)
-    index = again.connector.side.tier.disk
+    index = again.connector.side.tier.below.index
     for rank in (first, 1 - first):
         assert index.num_ready == 0
         again.workers[rank].report_disk(200)
@@ -406,7 +406,7 @@ def test_a_disk_that_seemed_too_slow_is_asked_again_now_and_then(
 ) -> None:
     engine = on_disk(costs=Costs(read=1e3))
     overrun(engine)
-    engine.connector.side.tier.ahead.under_way.began = engine.clock()
+    engine.connector.side.tier.below.reading.under_way.began = engine.clock()
     engine.worker.disk.num_read = 0
     engine.idle(pause_s)
     come_back(engine)
@@ -458,7 +458,7 @@ def test_an_idle_engine_writes_what_came_between_two_looks() -> None:
         run_turn(engine, f"p{number}", 100, max_tokens=1, seed=number, program=f"p{number}")
         engine.idle(2.5)
     engine.idle(10.0)
-    assert engine.connector.side.tier.dram.index.num_ready == 18
+    assert engine.connector.side.tier.index.num_ready == 18
     assert engine.worker.disk.num_written == 18
     num_steps = engine.num_steps
     engine.idle(20.0)
@@ -480,7 +480,7 @@ def test_a_disk_that_gives_what_is_wrong_is_given_up_after_a_few_times(
     engine = on_disk()
     overrun(engine)
     for number in range(num_reads):
-        assert engine.connector.side.tier.ahead.owner is not None
+        assert engine.connector.side.tier.below.index.is_open
         engine.worker.disk.fails_with = reason
         num_failed = total(engine, "reads", "failed")
         name = ("a", "other0", "other1")[number]
@@ -489,7 +489,7 @@ def test_a_disk_that_gives_what_is_wrong_is_given_up_after_a_few_times(
         assert engine.cached[f"again{number}"] == (0, 0)
         engine.worker.disk.fails_with = ""
         park(engine)
-    assert (engine.connector.side.tier.ahead.owner is None) is goes_down
+    assert engine.connector.side.tier.below.index.is_open is not goes_down
     assert ("No disk tier" in caplog.text) is goes_down
     assert engine.connector.side.tier.is_up
     finish(engine)
@@ -573,7 +573,7 @@ def test_errors_of_one_moment_are_one_and_those_of_other_hours_do_not_count() ->
         park(engine)
         engine.clock.advance(2000.0)
     assert total(engine, "reads", "failed") == 5
-    assert engine.connector.side.tier.ahead.owner is not None
+    assert engine.connector.side.tier.below.index.is_open
     finish(engine)
 
 
@@ -651,9 +651,9 @@ def test_the_engines_of_a_node_share_its_write_budget(
     world_size, node_ranks = ranks
     monkeypatch.setattr(node, "num_node_ranks", lambda _config: node_ranks)
     engine = on_disk(world_size=world_size, config={"disk_write_budget": 4_000_000})
-    assert engine.connector.side.tier._plan.write_budget == share * 4_000_000
+    assert engine.connector.side.tier.below._plan.write_budget == share * 4_000_000
     engine = on_disk(world_size=world_size)
-    assert engine.connector.side.tier._plan.write_budget == share * 2**30
+    assert engine.connector.side.tier.below._plan.write_budget == share * 2**30
 
 
 def test_what_a_finished_program_left_is_not_written() -> None:
@@ -715,7 +715,7 @@ def test_a_read_is_learned_and_foreseen_with_those_that_the_disk_brings_before_i
     lengths = [len(read) for read in reads]
     assert len(reads) > 2
     assert [read.num_ahead for read in reads] == [sum(lengths[:i]) for i in range(len(reads))]
-    ahead = engine.connector.side.tier.ahead
+    ahead = engine.connector.side.tier.below.reading
     assert ahead.under_way.num_blocks == sum(lengths)
     finish(engine)
     assert ahead.under_way.num_blocks == 0
@@ -723,13 +723,13 @@ def test_a_read_is_learned_and_foreseen_with_those_that_the_disk_brings_before_i
 
 def test_a_step_begins_as_many_writes_as_there_is_room_for() -> None:
     engine = on_disk(num_slots=200)
-    tier = engine.connector.side.tier
-    begin, tier.traffic.background = tier.traffic.background, None
+    disk = engine.connector.side.tier.below
+    begin, disk.step = disk.step, lambda now: None
     for number in range(3):
         run_turn(engine, f"p{number}", 100, seed=number, program=f"p{number}")
     begin(engine.clock())
     assert len(in_flight(engine, Kind.WRITE)) == 3
-    tier.traffic.background = begin
+    disk.step = begin
     finish(engine)
 
 
@@ -764,14 +764,14 @@ def test_of_a_slow_disk_no_more_is_asked_at_once_than_it_writes_in_time(
 
 def test_a_prefill_is_weighed_with_all_turns_that_it_delays() -> None:
     engine = overrun_with_reads_held()
-    reading, told = engine.connector.side.tier.ahead, []
-    real = reading.expect
+    below, told = engine.connector.side.tier.below, []
+    real = below.expect
 
     def expect(*args: Any, num_turns: int, **named: Any) -> Any:
         told.append(num_turns)
         return real(*args, num_turns=num_turns, **named)
 
-    reading.expect = expect
+    below.expect = expect
     engine.add("runs", list(range(50)), program="runs", max_tokens=64)
     engine.step()
     come_back(engine, num_steps=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from continuum_connector.scheduler.tiers.disk import DiskTier
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from continuum_connector.scheduler.tiers.on_disk.disk import Disk
+from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
 from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm.harness import Engine
 from tests.vllm.test_disk import come_back, finish, overrun, overrun_with_reads_held
@@ -16,8 +16,8 @@ NUM_BLOCKS = 13  # that the disk has of what `a` left
 
 def index_of(engine: Engine) -> DiskIndex:
     tier = engine.connector.side.tier
-    assert isinstance(tier, DiskTier)
-    return tier.disk
+    assert isinstance(tier.below, Disk)
+    return tier.below.index
 
 
 def break_slots(engine: Engine, *broken: tuple[int, int, str]) -> None:

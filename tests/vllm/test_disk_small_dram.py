@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from continuum_connector.scheduler.tiers import reading, wanted
+from continuum_connector.scheduler.tiers.on_disk import reading, wanted
 from continuum_connector.scheduler.tiers.transfers import Kind
 from tests.vllm.fake_worker import OF_DISK
 from tests.vllm.harness import Engine, prompt
@@ -137,7 +137,7 @@ def test_a_turn_waits_for_room_no_longer_than_for_reads() -> None:
     engine.worker.disk.is_held = False
     engine.run_until_idle()
     assert answers_as_without_a_tier(engine)
-    assert not engine.connector.side.tier.ahead._waits
+    assert not engine.connector.side.tier.below.reading._waits
     assert engine.kv_transfer_params["d"]["continuum"]["disk"]["not_read"] == "room"
 
 
@@ -149,7 +149,7 @@ def test_of_many_that_wait_for_room_few_look_for_it_in_a_step(
     tokens = engine.next_prompt("a", 20)
     for number in range(30):
         engine.add(f"e{number}", [*tokens, number], program=f"e{number}")
-    waits = engine.connector.side.tier.ahead._waits.values()
+    waits = engine.connector.side.tier.below.reading._waits.values()
     assert sum(each.rest is not None for each in waits) > 20
     looks = []
     own = wanted.Prompt.look
@@ -176,16 +176,16 @@ def test_a_turn_that_found_no_room_looks_again_once_what_it_lacks_has_come(
         engine.settle(read.id)
     for _ in range(4):
         engine.step()
-    wait = tier.ahead._waits["d"]
+    wait = tier.below.reading._waits["d"]
     assert wait.rest is not None
     looks = []
     own = wanted.Prompt.look
     monkeypatch.setattr(wanted.Prompt, "look", lambda *those: looks.append(those) or own(*those))
-    assert tier.ahead.awaits("d", engine.clock())
+    assert tier.below.reading.awaits("d", engine.clock())
     assert not looks
-    number = next(iter(tier.dram.index._numbers.values()))
-    [wait.lacks] = tier.dram.index.keys_at(np.array([number]))
-    assert tier.ahead.awaits("d", engine.clock())
+    number = next(iter(tier.index._numbers.values()))
+    [wait.lacks] = tier.index.keys_at(np.array([number]))
+    assert tier.below.reading.awaits("d", engine.clock())
     assert looks
 
 
@@ -198,16 +198,16 @@ def test_what_was_read_twice_as_it_left_meanwhile_is_counted_once() -> None:
     engine.step()
     others = [b"other" + bytes([number]) * 31 for number in range(7)]
     worth = {"other": 0.0}
-    tickets = tier.dram.index.reserve(
+    tickets = tier.index.reserve(
         others,
         "other",
         engine.clock(),
         lambda program, _: worth.get(program, -1.0),
-        places=range(7),
+        ends=range(16, 128, 16),
     )
     assert len(tickets) == 7
-    tier.dram.index.settle(tickets, stored=True)
-    tier.dram.index.demote("other", others)
+    tier.index.settle(tickets, stored=True)
+    tier.index.demote("other", others)
     engine.worker.disk.is_held = False
     engine.run_until_idle()
     assert engine.worker.disk.num_read > 13
@@ -226,7 +226,7 @@ def test_a_turn_waits_for_no_room_while_a_restart_is_still_finding_and_nothing_i
     come_to_rest(engine)
     tier._is_new = True
     run_turn(engine, "c", 200, seed=2, program="c")
-    assert tier._saving.has_new
+    assert tier.below.saving.has_new
     came = engine.clock()
     engine.add("d", engine.next_prompt("a", 20), program="a")
     while "d" not in engine.finish_reasons:
@@ -239,13 +239,15 @@ def test_a_turn_waits_for_no_room_while_a_restart_is_still_finding_and_nothing_i
 @pytest.mark.parametrize("is_waiting", [True, False])
 def test_what_a_turn_in_line_was_read_stays_in_dram_until_it_is_loaded(is_waiting: bool) -> None:
     engine = on_disk()
-    tier = engine.connector.side.tier
-    tier._plan = tier.ahead._plan
-    waits = engine.connector.side.turns.has_waiting
-    assert tier.ahead.has_waiting == waits
-    tier.ahead.has_waiting = lambda program: is_waiting
-    assert tier._stays("any", -1e6, 10) is is_waiting
-    assert tier._stays("any", -0.5e-3, 10), "it is needed before it would be back"
+    engine.idle(1.0)
+    disk = engine.connector.side.tier.below
+    disk._plan = disk.reading._plan
+    assert disk._has_waiting == engine.connector.side.turns.has_waiting
+    disk._has_waiting = lambda program: is_waiting
+    tail = np.arange(10)
+    disk.marks.is_saved[tail] = True
+    assert disk.stays("any", -1e6, tail, 10) is is_waiting
+    assert disk.stays("any", -0.5e-3, tail, 10), "it is needed before it would be back"
 
 
 @pytest.mark.parametrize(("read", "passes"), [(0.1599, True), (0.1601, False)])
@@ -255,9 +257,9 @@ def test_what_is_worth_less_passes_through_dram_if_a_read_costs_less_than_a_pref
     """Seconds of a block of 16 tokens, of which each takes 0.01 s."""
     engine = on_disk(costs=Costs(read=read))
     engine.idle(10.0)
-    tier = engine.connector.side.tier
-    tier._plan = tier.ahead._plan
-    assert tier._passes_on(engine.clock()) is passes
+    disk = engine.connector.side.tier.below
+    disk._plan = disk.reading._plan
+    assert disk.takes_all(engine.clock()) is passes
 
 
 def test_what_a_store_takes_is_the_copy_and_a_step_and_not_the_prompt_beside_it() -> None:

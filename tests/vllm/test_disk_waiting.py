@@ -58,7 +58,7 @@ class Waiting:
     def finish(self) -> None:
         self.hold(False)
         self.engine.run_until_idle()
-        assert not len(self.engine.connector.side.read_ahead)
+        assert not len(self.engine.connector.side.from_below)
         outlast_pins(self.engine)
         come_to_rest(self.engine)
         assert_drained(self.engine)
@@ -112,14 +112,14 @@ def test_a_step_looks_at_a_few_of_them_in_turn(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("continuum_connector.scheduler.waiting.CHECKED_PER_STEP", 2)
     waiting = Waiting()
     looks: list[str] = []
-    reading = waiting.engine.connector.side.tier.ahead
-    own = reading.awaits
+    below = waiting.engine.connector.side.tier.below
+    own = below.awaits
 
     def awaits(request_id: str, now: float) -> bool:
         looks.append(request_id)
         return bool(own(request_id, now))
 
-    reading.awaits = awaits
+    below.awaits = awaits
     waiting.steps(3)
     assert sorted(looks) == NAMES
     waiting.finish()
@@ -136,7 +136,7 @@ def test_what_is_read_for_a_turn_is_worth_a_turn_that_is_back(
     side = engine.connector.side
     away, seen = side.decider.away, []
     monkeypatch.setattr(
-        side.read_ahead, "expect", lambda *_: seen.append(away.forecast_of("job:p"))
+        side.from_below, "expect", lambda *_: seen.append(away.forecast_of("job:p"))
     )
     assert away.forecast_of("job:p") is not None
     engine.add("b", engine.next_prompt("a", 16), 4, program="p")

@@ -218,7 +218,7 @@ def test_a_store_that_hangs_keeps_its_blocks_and_nobody_waits_for_it(served: Any
     before = engine.num_steps
     engine.idle(60.0)
     assert engine.num_steps - before <= 61  # looks, at 100 steps a second
-    assert times["tier"] == engine.connector.side.traffic.next_look
+    assert times["tier"] == engine.connector.side.tier.next_look
     end_copies(engine)
     assert_no_tier(engine, "hangs")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.policy.base import Choice, Free
-from continuum_connector.scheduler.tiers.wanted import block_keys
+from continuum_connector.scheduler.tiers.on_disk.wanted import block_keys
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,
@@ -60,8 +60,7 @@ def run(engine: Engine, name: str, tokens: list[int] | int, program: str, **kwar
 
 def in_dram(engine: Engine, request_id: str) -> int:
     """How many of the blocks of that request, from its first on, DRAM has."""
-    tier = engine.connector.side.tier
-    return len(getattr(tier, "dram", tier).index.find(keys(engine, request_id)))
+    return len(engine.connector.side.tier.index.find(keys(engine, request_id)))
 
 
 def keys(engine: Engine, request_id: str) -> list[bytes]:
@@ -70,8 +69,7 @@ def keys(engine: Engine, request_id: str) -> list[bytes]:
 
 def lent(engine: Engine) -> list[str]:
     """Whose chains are lent, in the order in which they leave."""
-    tier = engine.connector.side.tier
-    order = getattr(tier, "dram", tier).index.order
+    order = engine.connector.side.tier.index.order
     return [chain.program.removeprefix("job:") for chain in reversed(order._lent)]
 
 
@@ -320,9 +318,8 @@ def test_windows_and_states_give_up_nothing(groups: str) -> None:
 def test_a_disk_still_knows_how_many_turns_used_what_left_and_came_back() -> None:
     engine = on_disk(num_slots=2 * BLOCKS, config={"policy": "adaptive"})
     store_all(engine)
-    marks = engine.connector.side.tier.dram.index.marks
-    assert marks is not None
-    marks.passes_on = lambda now: False  # so that nothing leaves but by its worth
+    disk = engine.connector.side.tier.below
+    marks, disk.takes_all = disk.marks, lambda now: False  # so that nothing leaves but by its worth
     for seed, name in enumerate("ab", 1):
         run_turn(engine, name, TOKENS, seed=seed, program=name)
     park(engine)
@@ -331,7 +328,7 @@ def test_a_disk_still_knows_how_many_turns_used_what_left_and_came_back() -> Non
     assert not in_dram(engine, "a")
     assert marks.num_unsaved == 0, "nothing is lost"
     engine.run_until_idle()
-    slots = engine.connector.side.tier.dram.index.slots_of(keys(engine, "a2"))
+    slots = engine.connector.side.tier.index.slots_of(keys(engine, "a2"))
     uses = marks.uses[slots[slots >= 0]].tolist()
     assert uses[:BLOCKS] == [2] * BLOCKS
     assert set(uses[BLOCKS:]) == {1}

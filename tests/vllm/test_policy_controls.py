@@ -18,7 +18,7 @@ from continuum_connector.programs.program import ProgramTable
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.eviction import DEAD
-from continuum_connector.scheduler.tiers.saving import Saving
+from continuum_connector.scheduler.tiers.on_disk.saving import Saving
 from continuum_connector.scheduler.tiers.slots import numbers_of
 from continuum_connector.toolcalls.asked import Ending
 from tests.vllm.policy_machine import RULES, broken

@@ -62,7 +62,7 @@ def test_a_disk_lets_it_leave_first_too() -> None:
     turn(engine, "b", 160, "b", seed=2)
     park(engine)
     come_to_rest(engine)
-    disk = engine.connector.side.tier.disk
+    disk = engine.connector.side.tier.below.index
     assert disk.num_ready == 20
     assert set(disk.shelves.claims.of) == {"job:a", "job:b"}
     assert end(engine, "job:a")

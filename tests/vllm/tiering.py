@@ -13,8 +13,8 @@ import pytest
 from bench.sim import versions
 from continuum_connector.connector import Mode
 from continuum_connector.policy.base import Choice, Offload, must_free
-from continuum_connector.scheduler.tiers.disk import DiskTier
 from continuum_connector.scheduler.tiers.dram import DramTier
+from continuum_connector.scheduler.tiers.on_disk.disk import Disk
 from continuum_connector.scheduler.tiers.traffic import TIMEOUT_S
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer
 from continuum_connector.worker import disk
@@ -69,7 +69,7 @@ def on_disk(
     config |= kwargs.pop("config", {})
     with patch.multiple(disk, SLOT_BYTES=per_slot * SLOT_BYTES, DRAM_SHARE=1):
         engine = tiered(num_blocks, num_slots, config=config, **kwargs)
-    reading = engine.connector.side.tier.ahead
+    reading = engine.connector.side.tier.below.reading
     reading._plan = replace(reading._plan, costs=costs)
     under_way = reading.under_way
     under_way.max_read_bytes = read_bytes or under_way.max_read_bytes
@@ -195,8 +195,8 @@ def check(engine: Engine) -> None:
     side.traffic.ledger.check()
     if dram := dram_of(engine):
         _check_dram(engine, dram)
-    if isinstance(side.tier, DiskTier):
-        side.tier.disk.check()
+    if isinstance(side.tier.below, Disk):
+        side.tier.below.index.check()
     foreign_refs = engine.check()
     # What a load writes to is ours only once its turn is gone, or has lost it in a reset.
     loads = _held(in_flight(engine, Kind.LOAD))
@@ -238,7 +238,6 @@ def _held(holders: Iterable[Any]) -> Counter[int]:
 def dram_of(engine: Engine) -> DramTier | None:
     """Its host memory; None with one of pretend_tiers.py."""
     tier = engine.connector.side.tier
-    tier = tier.dram if isinstance(tier, DiskTier) else tier
     return tier if isinstance(tier, DramTier) else None
 
 
@@ -257,8 +256,8 @@ def assert_drained(engine: Engine) -> None:
     assert side.retention.holds.num_holds == side.traffic.holds.num_holds == 0
     if dram := dram_of(engine):
         assert dram.index.num_writing == dram.index.num_orphans_read == 0
-    if isinstance(side.tier, DiskTier):
-        assert side.tier.disk.num_writing == 0
+    if isinstance(side.tier.below, Disk):
+        assert side.tier.below.index.num_writing == 0
     assert engine.usage() == 0
 
 

@@ -44,8 +44,7 @@ def our_transfer(policy: str, has_tier: bool, **options: Any) -> Callable[[Machi
 def our_worker(engine: Engine, bus: Bus) -> Worker:
     side = engine.connector.side
     tier = side.tier if side is not None else None
-    dram = getattr(tier, "dram", tier)  # of a tier that is more than that
-    num_slots = dram.num_wanted_slots if dram is not None and dram.is_up else 0
+    num_slots = tier.num_wanted_slots if tier is not None and tier.is_up else 0
     block_bytes, drive = engine.machine.block_bytes, engine.machine.drive
     if not num_slots or drive is None:
         return OurWorker(bus, block_bytes, num_slots)

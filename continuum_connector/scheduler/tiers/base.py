@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from continuum_connector.messages import WorkerReport
+from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.scheduler.kv_groups import ChainBlocks
+from continuum_connector.scheduler.tiers.below import Below
+from continuum_connector.scheduler.tiers.below import Told as Told
 from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.loans import Loans
-from continuum_connector.scheduler.tiers.reading import Reading
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.tiers.transfers import Transfer
-from continuum_connector.scheduler.tiers.wanted import OnDisk as OnDisk
 
 RankAt = Callable[[float], Rank]  # now -> worth of chains, valid until something happens
 
@@ -30,23 +30,23 @@ class Tier(Protocol):
     `traffic`: its copies, with those of everything else below VRAM.
     `is_up`: whether it takes and gives anything; if it once did and no longer does, `down_reason`
     says why in a sentence.
-    `rank_at`: the worth of chains. Those worth least leave first; with None, the least recently
-    used.
     `loans`: lends what it has of running turns' prompts to them.
-    `ahead`: brings blocks nearer while turns wait; None where nothing does.
+    `below`: the memory below the nearest one: it brings blocks nearer while turns wait.
     """
 
     names: Sequence[str]
     traffic: Traffic
-    rank_at: RankAt | None
     loans: Loans
+    below: Below
 
     @property
     def is_up(self) -> bool: ...
     @property
     def down_reason(self) -> str: ...
     @property
-    def ahead(self) -> Reading | None: ...
+    def next_look(self) -> float:
+        """From when on an otherwise idle engine must step, for copies in flight or what else a
+        memory does without being asked."""
 
     @property
     def num_blocks(self) -> int:
@@ -94,6 +94,9 @@ class Tier(Protocol):
 
     def residence_s(self, now: float) -> float:
         """Seconds a stored block stays before it leaves for room; infinite while none has to."""
+
+    def plan(self, now: float) -> StepPlan:
+        """Return this step's orders for the workers, with those that no request asks for."""
 
     def hear(self, report: WorkerReport) -> None:
         """Take in what the workers report about the memory itself; Traffic takes in the copies."""

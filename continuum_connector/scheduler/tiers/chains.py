@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.errors import InvariantError
+from continuum_connector.scheduler.tiers.below import Below
 from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank
-from continuum_connector.scheduler.tiers.marks import Marks
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     TICKET_BYTES,
@@ -37,17 +37,18 @@ CHAIN_BYTES = 600  # beside its claims: the object, an array's header, its entri
 # it: the next one may. After so many in a row nobody is expected to. That bounds the chains of a
 # program, too, at all of which every store and load looks.
 MAX_PASSED = 64
-# How many live chains are searched for tails that are on disk, and how many blocks of a tail are
-# looked at first. Each further look takes more, so that a tail that is not on disk costs little,
-# however long the chain.
+# How many live chains are searched for tails that are kept below, too, and how many blocks of a
+# tail are looked at first. Each further look takes more, so that a tail that is not kept there
+# costs little, however long the chain.
 MOST_LIVE, FIRST_LOOK = 64, 128
 
 
 class SlotClaims:
     """All chains. Counts each slot's claims in the table; the caller frees the slots that leave."""
 
-    def __init__(self, table: SlotTable) -> None:
+    def __init__(self, table: SlotTable, below: Below) -> None:
         self._table = table
+        self._below = below
         self._num_claims = 0
         self._superseded: list[tuple[Chain, Tickets]] = []  # by the newest, with what they had
         self.order = EvictionOrder(table.is_stuck)
@@ -72,7 +73,7 @@ class SlotClaims:
             self._table.mark(present, True)
             older = self._continued(current, num_prompt)
             for each in current:
-                each.num_passed += 1
+                each.pass_by()
                 if each in older or each.num_passed >= MAX_PASSED:
                     self._supersede(each)
             self._table.mark(present, False)
@@ -123,12 +124,12 @@ class SlotClaims:
         table.num_chains[numbers_of(before[table.are_there(before)])] -= 1
         table.num_chains[numbers_of(tickets[table.are_there(tickets)])] += 1
         self._num_claims += len(tickets) - len(before)
-        chain.tickets = tickets
+        chain.claim(tickets)
 
     def extend(self, chain: Chain, numbers: Numbers) -> None:
         """Let the chain claim these slots, among them some that were not there when it began."""
         self._num_claims += len(numbers) - len(chain.tickets)
-        chain.tickets = self._table.tickets[numbers]
+        chain.claim(self._table.tickets[numbers])
 
     def _supersede(self, chain: Chain) -> None:
         """Leave the chain only what the newer, marked chain does not claim."""
@@ -137,22 +138,22 @@ class SlotClaims:
         (self.order.supersede if len(chain.tickets) else self.order.remove)(chain)
 
     def leaving(
-        self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None, num_whole: int = 0
+        self, chain: Chain, own: float, rank: Rank | None, tails_first: bool, num_whole: int = 0
     ) -> Iterator[tuple[float, Chain, int]]:
         """Yield (worth, chain, how many of its slots) in the order in which they leave for `chain`,
         which is worth `own`. `num_whole`: chains leave whole, and none leaves unless all that may
         leave free this many slots; 0 where chains may leave in part."""
-        order = self._may_leave(chain, own, rank, on_disk)
+        order = self._may_leave(chain, own, rank, tails_first)
         return iter(self._enough(order, num_whole)) if num_whole else order
 
     def _may_leave(
-        self, chain: Chain, own: float, rank: Rank | None, on_disk: Marks | None
+        self, chain: Chain, own: float, rank: Rank | None, tails_first: bool
     ) -> Iterator[tuple[float, Chain, int]]:
-        """Yield what is worth no more than `own`. Where marks tell what is on disk, tails that are
-        on disk leave before everything else that is live and not lent, even those of a few chains
-        that are worth more, unless they are needed soon."""
+        """Yield what is worth no more than `own`. With `tails_first`, tails that are kept below
+        leave before everything else that is live and not lent, even those of a few chains that are
+        worth more, unless they are needed soon."""
         order = self.order.victims(chain, rank)
-        if on_disk is not None:
+        if tails_first:
             live: list[tuple[float, Chain]] = []
             for worth, victim in order:
                 if worth > DEAD and worth != LENT:
@@ -160,8 +161,8 @@ class SlotClaims:
                     break
                 yield worth, victim, len(victim.tickets)
             for worth, victim in live:
-                num = self._num_saved(victim, on_disk)
-                if num and not on_disk.stays(victim.program, worth, num):
+                tail, num = self._kept_tail(victim)
+                if num and not self._below.stays(victim.program, worth, tail, num):
                     yield worth, victim, num
             order = itertools.chain(live, order)
         for worth, victim in order:
@@ -169,20 +170,19 @@ class SlotClaims:
                 return
             yield worth, victim, len(victim.tickets)
 
-    def _num_saved(self, chain: Chain, marks: Marks) -> int:
-        """How many slots at its tail are on disk and claimed by no other chain."""
+    def _kept_tail(self, chain: Chain) -> tuple[Numbers, int]:
+        """The slots at its tail that are kept below, and how many of them no other chain claims."""
         table, num_looked = self._table, FIRST_LOOK
         while True:
             tickets = chain.tickets[-num_looked:]
             there, numbers = table.are_there(tickets), numbers_of(tickets)
-            unsaved = (there & ~marks.are_saved(numbers)).nonzero()[0]
-            if len(unsaved) or len(tickets) == len(chain.tickets):
+            unkept = (there & ~self._below.are_kept(numbers)).nonzero()[0]
+            if len(unkept) or len(tickets) == len(chain.tickets):
                 break
             num_looked *= 4
-        tail = slice(int(unsaved[-1]) + 1 if len(unsaved) else 0, None)
-        if not marks.is_saved[numbers[tail]].any():
-            return 0
-        return int(np.count_nonzero(there[tail] & (table.num_chains[numbers[tail]] == 1)))
+        first = int(unkept[-1]) + 1 if len(unkept) else 0
+        tail = numbers[first:]
+        return tail, int(np.count_nonzero(there[first:] & (table.num_chains[tail] == 1)))
 
     def _enough(
         self, order: Iterator[tuple[float, Chain, int]], num_wanted: int

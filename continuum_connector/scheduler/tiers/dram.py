@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from continuum_connector.messages import WorkerReport
+from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups
 from continuum_connector.scheduler.tiers.base import RankAt
+from continuum_connector.scheduler.tiers.below import Below, NothingBelow
 from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.finding import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.loans import Loans
-from continuum_connector.scheduler.tiers.reading import Reading
-from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
 from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
 
@@ -44,14 +42,13 @@ class DramPlan:
 
 
 class DramTier:
-    """The scheduler's view of host memory. With no slots it holds nothing and finds nothing.
+    """The scheduler's view of host memory, and of what lies `below` it. With no slots it holds
+    nothing and finds nothing.
 
     A slot can be used once every rank has reported it. Of the program being stored, which is used
-    now, the worth is asked, too.
+    now, the worth is asked, too. `rank_at`: the worth of chains. Those worth least leave first;
+    with None, the least recently used.
     """
-
-    names: Sequence[str] = ("dram",)
-    ahead: Reading | None = None
 
     def __init__(
         self,
@@ -60,30 +57,26 @@ class DramTier:
         traffic: Traffic,
         account: Account,
         events: TierEvents | None = None,
+        rank_at: RankAt | None = None,
+        below: Callable[[HostIndex], Below] = NothingBelow,
     ) -> None:
-        self.index = HostIndex(0, not groups.are_simple)
+        self.index = HostIndex(0, not groups.are_simple, below)
+        self.below = self.index.below
+        self.names: Sequence[str] = ("dram", *self.below.names)
         self.loans = Loans(self.index, groups)
         self.is_up = plan.num_slots > 0
-        self.down_reason = ""
-        self.rank_at: RankAt | None = None
+        self._down_reason = ""
+        self.rank_at = rank_at
         self.num_wanted_slots = plan.num_slots
         self._num_there = 0
         self._block_bytes = plan.block_bytes
         self._ready_slots: dict[int, int] = {}  # rank -> host slots it can use
         self.traffic = traffic
-        past = self.index.past
-        traffic.background = lambda now: past.tidy()
         self._owner = Owner(self._settled, self._hangs)
         self._account = account
         self.events = events
         self._groups = groups
         self._found = Finder(self.index, groups)
-        # Called with slots that a load found to be wrong: copies of them may lie elsewhere.
-        self.doubts: Callable[[Tickets], None] = lambda tickets: None
-        # Called with each program of which something has been stored.
-        self.came: Callable[[str], None] = lambda program: None
-        # Called once, when nothing can be stored or found any more.
-        self.went_down: Callable[[], None] = lambda: None
         # For each store under way, the end and the key of the block that comes first in its chain.
         self._firsts: dict[int, tuple[int, Key]] = {}
         self._is_default = plan.is_default
@@ -91,7 +84,11 @@ class DramTier:
 
     @property
     def num_blocks(self) -> int:
-        return self.num_wanted_slots if self.is_up else 0
+        return max(self.num_wanted_slots, self.below.num_blocks) if self.is_up else 0
+
+    @property
+    def down_reason(self) -> str:
+        return self._down_reason or self.below.down_reason
 
     # --- stores -----------------------------------------------------------------------
     def store(
@@ -112,10 +109,9 @@ class DramTier:
             return False
         rank = None if self.rank_at is None else self.rank_at(now)
         evicted, refused = self.index.num_evicted, self.index.num_refused
-        places, num_prompt = self._places(blocks), _num_prompt(blocks, request)
-        numbers = self.index.slots_of(keys, program)
+        num_prompt, numbers = _num_prompt(blocks, request), self.index.slots_of(keys, program)
         missing = (numbers < 0).nonzero()[0]
-        slots = self.index.reserve(keys, program, now, rank, num_prompt, places, numbers)
+        slots = self.index.reserve(keys, program, now, rank, num_prompt, blocks.ends, numbers)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
         refused = self.index.num_refused - refused
         self._account.count("dram_refused_blocks", refused)
@@ -144,46 +140,61 @@ class DramTier:
         num_tokens: int,
         now: float,
     ) -> Mapping[str, int]:
+        start = self._found.start_of(request.request_id)
         blocks, slots = self._found.take(request, block_ids, num_tokens)
         # vLLM waits for this load now. If a slot has gone since the promise, the load names no
         # slots, so that every rank refuses it and its tokens are computed again.
         slots = np.full(len(blocks), -1) if slots is None else self.index.acquire(slots)
         self.traffic.load(self._owner, program, request.request_id, blocks, slots, now)
         self.index.use(program, slots[-1:], now)
-        return {"dram": num_tokens}
+        came_up = self.below.came_up(request.request_id, start, num_tokens)
+        return {"dram": num_tokens - sum(came_up.values()), **came_up}
 
     def forget_request(self, request_id: str) -> None:
+        self.below.forget(request_id)
         self._found.forget(request_id)
 
     # --- what leaves ------------------------------------------------------------------
     def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
         if blocks is None:
             self.index.demote(program, None)
-            return
-        keys = [key for key in blocks.keys if key is not None]
-        self.index.demote(program, keys, _num_prompt(blocks, request))
+        else:
+            keys = [key for key in blocks.keys if key is not None]
+            self.index.demote(program, keys, _num_prompt(blocks, request))
+        self.below.demote(program, None if blocks is None else blocks.keys)
 
     def residence_s(self, now: float) -> float:
         return self.index.residence.seconds(now)
 
     def reset(self, now: float) -> list[Transfer]:
-        over = self.traffic.abandon(self._owner)
+        over = self.below.reset(now) + self.traffic.abandon(self._owner)
         self.index.clear()
         return over
 
     # --- every step -------------------------------------------------------------------
+    @property
+    def next_look(self) -> float:
+        return self.traffic.next_look(self.below.look_every_s)
+
+    def plan(self, now: float) -> StepPlan:
+        self.traffic.look(now)
+        self.index.past.tidy()
+        self.below.step(now)
+        return self.traffic.drain()
+
     def hear(self, report: WorkerReport) -> None:
         """Take in how many slots a rank has, or that it has none any more."""
         if report.tier_down and self.is_up:
             self._go_down(report.tier_down)
         if report.ready_slots:
             self._grow(report.ready_slots)
+        self.below.hear(report)
 
     def take_events(self) -> list[Any]:
+        self.below.announce()
+        gone = self.index.take_gone()
         if self.events is None:
-            self.index.gone.clear()
             return []
-        gone, self.index.gone = self.index.gone, deque()
         self.events.removed(gone)
         return self.events.take()
 
@@ -193,14 +204,9 @@ class DramTier:
         account.gauge("dram_blocks", index.num_ready, "ready")
         account.gauge("dram_blocks", index.num_writing, "writing")
         account.gauge("dram_used_bytes", (index.num_slots - index.num_free) * self._block_bytes)
+        self.below.update_gauges()
 
     # --- parts ------------------------------------------------------------------------
-    def _places(self, blocks: ChainBlocks) -> Sequence[int]:
-        """The blocks' places in their chain, if anything needs them."""
-        if self.index.marks is None:
-            return ()
-        return [end // self._groups.hash_size - 1 for end in blocks.ends]
-
     def _grow(self, ready_slots: dict[int, int]) -> None:
         """A block lies in the same slot on every rank, so the slowest rank sets the pace."""
         self._ready_slots |= ready_slots
@@ -217,12 +223,12 @@ class DramTier:
                 self._found.came(*first)
             self.index.settle(transfer.slots, stored=transfer.state is TransferState.DONE)
             if transfer.state is TransferState.DONE:
-                self.came(transfer.program)
+                self.below.stored(transfer.program)
             if self.events is not None:
                 self.events.stored(transfer.id, set(self.index.keys_of(transfer.slots)))
         elif transfer.slots[0] >= 0:
             if transfer.outcome is not None and "corrupt" in transfer.outcome.reasons:
-                self.doubts(transfer.slots)
+                self.below.doubted(transfer.slots)
             self.index.release(transfer.slots, corrupt=transfer.state is TransferState.FAILED)
 
     def _hangs(self, sentence: str) -> None:
@@ -232,12 +238,12 @@ class DramTier:
 
     def _go_down(self, reason: str) -> None:
         self.is_up = False
-        self.down_reason = reason
+        self._down_reason = reason
         self.index.clear()
         if self.events is not None:
             self.events.lost()
         self._account.gauge("tier_up", 0.0)
-        self.went_down()
+        self.below.dram_down()
 
 
 def _num_prompt(blocks: ChainBlocks, request: Any) -> int:

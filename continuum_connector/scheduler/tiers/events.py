@@ -21,8 +21,8 @@ class EventFactory(Protocol):
         self, request: Any, spans: Sequence[Span], keys: Sequence[Key], hash_size: int
     ) -> list[Any]: ...
     def removed(self, key: Key) -> Any: ...
-    def on_disk(self, keys: Sequence[Key], block_size: int) -> list[Any]: ...
-    def off_disk(self, keys: Sequence[Key]) -> list[Any]: ...
+    def kept_below(self, keys: Sequence[Key], block_size: int) -> list[Any]: ...
+    def left_below(self, keys: Sequence[Key]) -> list[Any]: ...
 
 
 class TierEvents:
@@ -38,7 +38,7 @@ class TierEvents:
     def describe(
         self, transfer_id: int, request: Any, keys: Sequence[Key], ends: Sequence[int]
     ) -> None:
-        """Prepare the events of a store, or of a read from disk, while its request still has its
+        """Prepare the events of a store, or of a read from below, while its request still has its
         tokens; `ends`: where in the chain each block ends."""
         spans = [
             (self._groups.start_of(key, end), end) for key, end in zip(keys, ends, strict=True)
@@ -64,14 +64,14 @@ class TierEvents:
                 self._visible.discard(key)
                 self._out.append(self._factory.removed(key))
 
-    def written(self, keys: Sequence[Key]) -> None:
-        """These are on disk. Blocks that were written with them, under the same name, are not
-        announced: once only the name is left, nothing tells which blocks those were."""
-        self._out += self._factory.on_disk(keys, self._groups.hash_size)
+    def kept_below(self, keys: Sequence[Key]) -> None:
+        """These are kept below DRAM. Blocks that were written with them, under the same name, are
+        not announced: once only the name is left, nothing tells which blocks those were."""
+        self._out += self._factory.kept_below(keys, self._groups.hash_size)
 
-    def left_disk(self, keys: Sequence[Key]) -> None:
-        """These are on disk no more."""
-        self._out += self._factory.off_disk(keys)
+    def left_below(self, keys: Sequence[Key]) -> None:
+        """These are kept there no more."""
+        self._out += self._factory.left_below(keys)
 
     def take(self) -> list[Any]:
         """Return the events since the last take, in the order in which things happened."""

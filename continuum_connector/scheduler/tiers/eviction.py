@@ -86,7 +86,7 @@ class EvictionOrder:
     def use(self, chains: Iterable[Chain], now: float) -> None:
         """A turn has used these chains: they are live and used now."""
         for chain in chains:
-            chain.last_used = now
+            chain.use(now)
             self._done.pop(chain, None)
             self._lent.pop(chain, None)
             self._live[chain] = None

@@ -86,6 +86,10 @@ class Finder:
             self._promises[request.request_id] = known
         return known.hit - start
 
+    def start_of(self, request_id: str) -> int:
+        """Where the load begins that the request was promised, in tokens."""
+        return self._promises[request_id].start
+
     def take(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_tokens: int
     ) -> tuple[BlockIds, Tickets | None]:

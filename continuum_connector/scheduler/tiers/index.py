@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.tiers.below import Below, NothingBelow
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank, Residence
-from continuum_connector.scheduler.tiers.marks import Flags, Marks
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     Chain,
+    Flags,
     FreeSlots,
     Numbers,
     Past,
@@ -40,9 +41,15 @@ NOBODYS = Chain("", 0.0)  # stands for no chain: beside it every chain may leave
 
 
 class HostIndex:
-    """Block hash -> slot, the slots' states, and the chains that claim them."""
+    """Block hash -> slot, the slots' states, and the chains that claim them. `below`: what else
+    keeps what leaves."""
 
-    def __init__(self, num_slots: int, whole: bool = False) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        whole: bool = False,
+        below: Callable[[HostIndex], Below] = NothingBelow,
+    ) -> None:
         self._whole = whole
         self.num_slots = 0  # that exist by now, see `grow`
         self.num_ready = 0
@@ -58,9 +65,9 @@ class HostIndex:
         self._free = FreeSlots()
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
-        self._claims = SlotClaims(self._table)
         self.past = Past(self._regain)  # of earlier epochs
-        self.marks: Marks | None = None  # kept where there is a disk
+        self.below = below(self)
+        self._claims = SlotClaims(self._table, self.below)
         self.grow(num_slots)
 
     def grow(self, num_slots: int) -> None:
@@ -69,8 +76,7 @@ class HostIndex:
         if num_slots > self.num_slots:
             self._free.grow(self.num_slots, num_slots)
             self._table.grow(num_slots)
-            if self.marks is not None:
-                self.marks.grow(num_slots)
+            self.below.grow(num_slots)
             self.num_slots = num_slots
             self.residence = Residence()  # the DRAM is larger now; nothing has to leave it
         self._free.end_at(num_slots)
@@ -105,7 +111,7 @@ class HostIndex:
         now: float,
         rank: Rank | None = None,
         num_prompt: int = 0,
-        places: Sequence[int] = (),
+        ends: Sequence[int] = (),
         numbers: Numbers | None = None,
     ) -> Tickets:
         """Claim slots for those of `keys`, one chain, that are not stored yet, evicting if needed.
@@ -113,12 +119,12 @@ class HostIndex:
         Returns a WRITING slot per new key. Stops at the first key for which no room can be made,
         because all else is busy or, by `rank`, worth more. So a prefix is stored, or all or nothing
         where chains are `whole`. Without `rank`, the least recently used is worth least.
-        `num_prompt`: how many of `keys` the prompt has. `places`: those of the blocks, for marks.
+        `num_prompt`: how many of `keys` the prompt has. `ends`: where the blocks end, in tokens.
         `numbers`: what `slots_of` says of the keys, if the caller has asked; it is changed.
         """
         numbers = self.slots_of(keys) if numbers is None else numbers
         present, missing = numbers[numbers >= 0], (numbers < 0).nonzero()[0]
-        loan = self.order.loans.get(program) if self.marks is not None else None
+        loan = self.order.loans.get(program)
         chain = self._claims.begin(present, program, now, num_prompt)
         victims: list[Chain] = []
         claimed = self._make_room(len(missing), chain, now, rank, victims)
@@ -126,10 +132,10 @@ class HostIndex:
         if self._whole and len(claimed) < len(missing):
             self._claims.withdraw(chain)
         missing = missing[: len(claimed)]
-        if self.marks is not None:
-            self.marks.used(present)
-            uses = [loan.given.get(keys[n], 0) for n in missing.tolist()] if loan else 0
-            self.marks.came(claimed, np.asarray(places, np.int32)[missing], uses)
+        self.below.used(present)
+        given = loan.given if loan else None
+        uses = (given.get(keys[n], 0) for n in missing.tolist()) if given else 0
+        self.below.came(claimed, ends, missing, uses)
         if len(claimed):
             is_all = len(missing) == len(keys)
             named = keys if is_all else [keys[place] for place in missing.tolist()]
@@ -245,6 +251,11 @@ class HostIndex:
         """Which of them can be read."""
         return self._table.are_ready(tickets)
 
+    def take_gone(self) -> Sequence[Key]:
+        """The keys forgotten for any reason since the last call."""
+        gone, self.gone = self.gone, deque()
+        return gone
+
     def keys_at(self, numbers: Numbers) -> list[Key]:
         """What the slots hold."""
         return list(self._table.keys[numbers].tolist())
@@ -276,21 +287,20 @@ class HostIndex:
         free = self._free.take(num_wanted)
         if len(free) == num_wanted:
             return free
-        num_missing, marks = num_wanted - len(free), self.marks
+        num_missing, below = num_wanted - len(free), self.below
         own = rank(chain.program, now) if rank is not None else 0.0
-        on_disk = marks if marks and own > DEAD and marks.passes_on(now) else None
+        tails_first = own > DEAD and below.takes_all(now)
         num_whole = num_missing if self._whole else 0
         taken, num_lost = [free], 0  # live blocks
-        for worth, victim, most in self._claims.leaving(chain, own, rank, on_disk, num_whole):
+        for worth, victim, most in self._claims.leaving(chain, own, rank, tails_first, num_whole):
             victims.append(victim)
             most = min(most, num_missing)
             for leaving in self._claims.let_go(victim, None if self._whole else most):
                 if worth == LENT:
-                    uses = marks.uses[leaving].tolist() if marks else itertools.repeat(0)
-                    given = zip(self.keys_at(leaving), uses, strict=False)
+                    given = zip(self.keys_at(leaving), below.uses(leaving), strict=False)
                     self.order.loans[victim.program].given.update(given)
                 elif worth > DEAD:
-                    num_lost += marks.left(leaving, victim.program) if marks else len(leaving)
+                    num_lost += below.left(leaving, victim.program)
                 taken.append(leaving)
                 num_missing -= len(leaving)
             if num_missing <= 0:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from continuum_connector.scheduler.kv_groups import KvGroups
+from continuum_connector.scheduler.kv_groups import KvGroups, block_key
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Chain
-from continuum_connector.scheduler.tiers.wanted import block_keys
 
 MOST_CHANGED = 8  # of a chain, an eighth may be other than the prompt that goes on from it
 
@@ -44,9 +43,8 @@ class Loans:
         has_it = num * self._groups.hash_size <= num_tokens and num <= len(hashes)
         if not has_it:
             return False
-        return self._index.keys_of(chain.tickets[num - 1 : num]) == block_keys(
-            hashes[num - 1 : num]
-        )
+        last = block_key(hashes[num - 1], 0)
+        return self._index.keys_of(chain.tickets[num - 1 : num]) == [last]
 
     def take_back(self, program: str, ended: str = "") -> int:
         """The turn does not run any more, or is not alone: nothing more leaves for it. With its

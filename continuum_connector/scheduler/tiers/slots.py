@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from continuum_connector.scheduler.kv_groups import Key
 
+Flags = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
 # A slot's number in the lower 32 bits; above them, how often it was forgotten before. So a block's
 # ticket shows whether the slot holds another block by now.
@@ -50,6 +51,18 @@ class Chain:
     tickets: Tickets = field(default_factory=NO_TICKETS.copy)
     num_prompt: int = 0
     num_passed: int = 0
+
+    def claim(self, tickets: Tickets) -> None:
+        """Claim these slots and no others."""
+        self.tickets = tickets
+
+    def use(self, now: float) -> None:
+        """A turn that continues it has stored or loaded."""
+        self.last_used = now
+
+    def pass_by(self) -> None:
+        """Its program has another, newer chain."""
+        self.num_passed += 1
 
     def cut(self, num_claims: int) -> None:
         """Let go of so many claims at the tail. A copy: a view would keep the bytes of them all."""

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from continuum_connector.messages import BlockIds, StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
@@ -18,19 +19,19 @@ from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.transfers import (
     Deadlines,
-    DiskPlaces,
     Kind,
+    PlacesBelow,
     Transfer,
     TransferLedger,
     TransferState,
 )
 
 # How often an engine with nothing else to do checks whether a copy that hangs has ended; and
-# whether one of a disk has, for which no request waits. If a request waits, it steps anyway.
+# whether one below DRAM has, for which no request waits. If a request waits, it steps anyway.
 LOOK_S = 1.0
 TIMEOUT_S = 30.0  # after which a store or a load is cancelled
-DISK_LOOK_S = 0.05
-OF_DISK = (Kind.WRITE, Kind.READ)
+BELOW_LOOK_S = 0.05
+BELOW = (Kind.WRITE, Kind.READ)
 
 
 @dataclass(frozen=True)
@@ -62,22 +63,20 @@ class Owner:
     """A tier, as its transfers know it.
 
     `settled` is called once with each transfer that is over; `hangs` with a sentence about one that
-    does not end although it was cancelled. `of_disk`: they are reads and writes; otherwise they
-    copy from or to VRAM.
+    does not end although it was cancelled. `below`: the memory below DRAM that they read and write;
+    "" if they copy from or to VRAM.
     """
 
     settled: Callable[[Transfer], None]
     hangs: Callable[[str], None]
-    of_disk: bool = False
+    below: str = ""
 
 
 class Traffic:
     """The ledger that all tiers share, with holds, deadlines and numbers.
 
     `world_size`: ranks that must report each transfer; `timeout_s`: how long one may take,
-    `disk_timeout_s` if it is a disk's. `background`: called with the time before orders leave, to
-    begin what no request asks for. `look_every_s`: how often an idle engine steps, for what workers
-    have to report.
+    `below_timeout_s` if it is a copy below DRAM.
     """
 
     def __init__(
@@ -85,16 +84,16 @@ class Traffic:
         world_size: int,
         holds: HoldTable,
         account: Account,
-        disk_timeout_s: float = 0.0,
+        below_timeout_s: float = 0.0,
         timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.world_size = world_size
         self.holds = holds
         self.ledger = TransferLedger(world_size)
         self._account = account
-        of_vram, of_disk = (Deadlines(self.ledger, each) for each in (timeout_s, disk_timeout_s))
-        self._deadlines = {kind: of_disk if kind in OF_DISK else of_vram for kind in Kind}
-        self._all_deadlines = of_vram, of_disk
+        of_vram, below = (Deadlines(self.ledger, each) for each in (timeout_s, below_timeout_s))
+        self._deadlines = {kind: below if kind in BELOW else of_vram for kind in Kind}
+        self._all_deadlines = of_vram, below
         self._owners: dict[int, Owner] = {}  # of the transfers in flight
         self._num_in_flight = Counter(dict.fromkeys(Kind, 0))
         self._num_owned: Counter[Owner] = Counter()
@@ -102,9 +101,7 @@ class Traffic:
         self._looked = 0.0
         self.num_load_blocks = 0  # that loads under way are to bring
         self.loads_since = 0.0  # when the first of those had the bus for itself
-        self.background: Callable[[float], None] | None = None
-        self.look_every_s = math.inf
-        self.disk_spent: int | None = None  # what the next plan says (messages.py)
+        self._said: dict[str, Any] = {}  # in the next plan
 
     def __len__(self) -> int:
         return len(self.ledger)
@@ -146,11 +143,21 @@ class Traffic:
         self.num_load_blocks += len(slots)
         return self._admitted(owner, self.ledger.load(program, request_id, blocks, slots, now))
 
-    def of_disk(
-        self, owner: Owner, kind: Kind, program: str, places: DiskPlaces, slots: Tickets, now: float
+    def below(
+        self,
+        owner: Owner,
+        kind: Kind,
+        program: str,
+        places: PlacesBelow,
+        slots: Tickets,
+        now: float,
     ) -> Transfer:
-        """Queue a write of host `slots` to the disk, or a read into them."""
-        return self._admitted(owner, self.ledger.of_disk(kind, program, places, slots, now))
+        """Queue a write of host `slots` to places below DRAM, or a read from there into them."""
+        return self._admitted(owner, self.ledger.below(kind, program, places, slots, now))
+
+    def say(self, **fields: Any) -> None:
+        """The next plan says this besides (StepPlan)."""
+        self._said |= fields
 
     def cancel(self, transfer: Transfer) -> None:
         """The transfer is no longer wanted: what has not begun of it does not begin."""
@@ -159,13 +166,10 @@ class Traffic:
         elif self.ledger.abandon(transfer):
             self._settled(transfer, transfer.admitted)
 
-    def abandon(self, owner: Owner, resets_disk: bool = False) -> list[Transfer]:
+    def abandon(self, owner: Owner) -> list[Transfer]:
         """The tier wants none of its transfers any more, except loads, for which requests wait.
-        Returns those that are over because they had not left yet. VRAM blocks are free at once.
-        With `resets_disk`, what is on disk by now is foreign from here on."""
+        Returns those that are over because they had not left yet. VRAM blocks are free at once."""
         over = []
-        if resets_disk:
-            self.ledger.reset_disk()
         for transfer in self.ledger:
             if transfer.kind is Kind.LOAD or self._owners[transfer.id] is not owner:
                 continue
@@ -176,8 +180,8 @@ class Traffic:
         return over
 
     # --- every step -------------------------------------------------------------------
-    def drain(self, now: float) -> StepPlan:
-        """Return this step's orders for the workers; cancel what takes too long.
+    def look(self, now: float) -> None:
+        """Called once a step, before what it begins: cancel what takes too long.
 
         Where even that does not end a copy, later ones would wait behind it, so its tier promises
         nothing more. Its request goes on waiting, because it would be computed in the blocks that
@@ -189,16 +193,16 @@ class Traffic:
             if hung is not None:
                 owner = self._owners[hung.id]
                 self._hung.add(owner)
-                who = "disk" if hung.kind in OF_DISK else "driver"
                 owner.hangs(
                     f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
-                    f"cancelled, and the {who} has not ended it"
+                    f"cancelled, and the {owner.below or 'driver'} has not ended it"
                 )
-        if self.background is not None:
-            self.background(now)
-        plan = self.ledger.drain()
-        if self.disk_spent is not None:
-            plan, self.disk_spent = replace(plan, disk_spent=self.disk_spent), None
+
+    def drain(self) -> StepPlan:
+        """Return this step's orders for the workers."""
+        plan, said = self.ledger.drain(), self._said
+        if said:
+            plan, self._said = replace(plan, **said), {}
         return plan
 
     def settle(self, report: WorkerReport, now: float) -> list[Transfer]:
@@ -208,23 +212,23 @@ class Traffic:
             self._settled(transfer, now)
         return over
 
-    @property
-    def next_look(self) -> float:
+    def next_look(self, every_s: float = math.inf) -> float:
         """From when on an otherwise idle engine must step for the copies in flight, because workers
-        report only in steps. At once if one of VRAM is under way; for a disk's, and for what hangs,
-        perhaps for ever, only now and then."""
+        report only in steps. At once if one of VRAM is under way; for one below DRAM, and for what
+        hangs, perhaps for ever, only now and then. `every_s`: how often it steps in any case."""
         if not len(self.ledger):
-            return self._looked + self.look_every_s
-        if any(self._owners_of(of_disk=False)):
+            return self._looked + every_s
+        if any(self._owners_of(below=False)):
             return -math.inf
         is_awaited = any(not transfer.cancelled for transfer in self.ledger)
-        goes_on = is_awaited and any(self._owners_of(of_disk=True))
-        return self._looked + min(DISK_LOOK_S if goes_on else LOOK_S, self.look_every_s)
+        goes_on = is_awaited and any(self._owners_of(below=True))
+        return self._looked + min(BELOW_LOOK_S if goes_on else LOOK_S, every_s)
 
-    def _owners_of(self, of_disk: bool) -> Iterator[Owner]:
-        """Owners of VRAM's copies, or of a disk's, that have some under way and none that hangs."""
+    def _owners_of(self, below: bool) -> Iterator[Owner]:
+        """Owners of VRAM's copies, or of those below DRAM, that have some under way and none that
+        hangs."""
         for owner, number in self._num_owned.items():
-            if number and owner.of_disk is of_disk and owner not in self._hung:
+            if number and bool(owner.below) is below and owner not in self._hung:
                 yield owner
 
     def oldest_store_age(self, now: float) -> float | None:
@@ -236,9 +240,9 @@ class Traffic:
         return None if oldest is None else now - oldest.admitted
 
     @property
-    def oldest_of_disk_s(self) -> float:
+    def oldest_below_s(self) -> float:
         """How old the oldest read or write under way was in the last step."""
-        first = next((each for each in self.ledger if each.kind in OF_DISK), None)  # oldest first
+        first = next((each for each in self.ledger if each.kind in BELOW), None)  # oldest first
         return 0.0 if first is None else max(0.0, self._looked - first.admitted)
 
     def update_gauges(self) -> None:
@@ -269,9 +273,8 @@ class Traffic:
         self._count(transfer, now)
 
     def _release(self, transfer: Transfer) -> None:
-        if transfer.hold is not None:
-            self.holds.release(transfer.hold)
-            transfer.hold = None
+        if (hold := transfer.let_go()) is not None:
+            self.holds.release(hold)
 
     def _count(self, transfer: Transfer, now: float) -> None:
         account, outcome = self._account, transfer.outcome

@@ -31,18 +31,18 @@ from continuum_connector.messages import (
 )
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.marks import Flags
-from continuum_connector.scheduler.tiers.slots import Tickets
+from continuum_connector.scheduler.tiers.slots import Flags, Tickets
 
 
 @dataclass(frozen=True)
-class DiskPlaces:
-    """Disk slots in the order of a chain, with each one's name and its place in the chain, which is
-    counted in disk slots."""
+class PlacesBelow:
+    """Slots of a memory below DRAM in the order of a chain, with each one's name and its place in
+    the chain, which is counted in such slots. `num_ahead`: blocks that it brings before these."""
 
     slots: BlockIds
     keys: Sequence[Key]
     depths: Sequence[int]
+    num_ahead: int = 0
 
 
 class Kind(enum.Enum):
@@ -51,8 +51,8 @@ class Kind(enum.Enum):
 
     STORE = "store"  # VRAM to DRAM
     LOAD = "load"  # DRAM to VRAM
-    WRITE = "write"  # DRAM to disk
-    READ = "read"  # disk to DRAM
+    WRITE = "write"  # DRAM to a memory below it
+    READ = "read"  # from there to DRAM
 
 
 class TransferState(enum.Enum):
@@ -68,9 +68,9 @@ class Transfer:
     """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; the slots of a
     load that every rank is to refuse are -1.
 
-    Of a write or a read, `blocks` are disk slots, named by `keys`, each of as many blocks as it has
-    `slots`; slots of blocks that a read does not bring are -1. `depths`: places in the chain.
-    `num_ahead`: blocks of the reads that were under way before it, which the disk brings first.
+    Of a write or a read, `blocks` are slots below DRAM, named by `keys`, each of as many blocks as
+    it has `slots`; slots of blocks that a read does not bring are -1. `depths`: places in the
+    chain. `num_ahead`: blocks of the reads that were under way before it, which are brought first.
     """
 
     id: int
@@ -94,8 +94,13 @@ class Transfer:
             return int(np.count_nonzero(self.slots >= 0))
         return len(self.slots)
 
+    def let_go(self) -> Hold | None:
+        """Return its hold, if it has it still, to be released."""
+        hold, self.hold = self.hold, None
+        return hold
+
     def copied(self) -> Flags:
-        """Which disk slots of a write or a read that is over every rank has copied; none if it is
+        """Which slots below of a write or a read that is over every rank has copied; none if it is
         no longer wanted."""
         are_copied = np.full(len(self.blocks), self.state is TransferState.DONE)
         if self.state is TransferState.FAILED and self.outcome is not None:
@@ -103,7 +108,7 @@ class Transfer:
         return are_copied
 
     def bad(self, *reasons: str) -> Flags:
-        """Which disk slots of it a rank found bad, for one of these reasons."""
+        """Which slots below of it a rank found bad, for one of these reasons."""
         are_bad, bad = np.zeros(len(self.blocks), np.bool_), {}
         if self.outcome is not None:
             bad = self.outcome.bad
@@ -121,7 +126,6 @@ class TransferLedger:
         self._in_flight: dict[int, Transfer] = {}
         self._queued: dict[int, Transfer] = {}
         self._cancels: list[int] = []
-        self._resets_disk = False
         self.epoch = 0  # of the orders that leave
         self.num_admitted = 0
         self.num_settled = dict.fromkeys(
@@ -156,12 +160,13 @@ class TransferLedger:
             Transfer(self._new_id(), Kind.LOAD, program, request_id, blocks, slots, now)
         )
 
-    def of_disk(
-        self, kind: Kind, program: str, places: DiskPlaces, slots: Tickets, now: float
+    def below(
+        self, kind: Kind, program: str, places: PlacesBelow, slots: Tickets, now: float
     ) -> Transfer:
-        """Queue a write of host `slots` to the disk, or a read into them."""
+        """Queue a write of host `slots` to places below, or a read from there into them."""
         transfer = Transfer(self._new_id(), kind, program, "", places.slots, slots, now)
         transfer.keys, transfer.depths = tuple(places.keys), tuple(places.depths)
+        transfer.num_ahead = places.num_ahead
         return self._admit(transfer)
 
     def _admit(self, transfer: Transfer) -> Transfer:
@@ -175,13 +180,9 @@ class TransferLedger:
         self.num_admitted += 1
         return transfer
 
-    def reset_disk(self) -> None:
-        """The next plan says that what is on disk is foreign."""
-        self._resets_disk = True
-
     def drain(self) -> StepPlan:
         """Hand everything queued to the workers, in the order it was queued."""
-        if not self._queued and not self._cancels and not self._resets_disk:
+        if not self._queued and not self._cancels:
             return StepPlan(epoch=self.epoch)
         orders: dict[Kind, list[Any]] = {}
         for transfer in self._queued.values():
@@ -194,10 +195,9 @@ class TransferLedger:
             cancels=tuple(self._cancels),
             reads=tuple(orders.get(Kind.READ, ())),
             writes=tuple(orders.get(Kind.WRITE, ())),
-            resets_disk=self._resets_disk,
             epoch=self.epoch,
         )
-        self._queued, self._cancels, self._resets_disk = {}, [], False
+        self._queued, self._cancels = {}, []
         return plan
 
     def cancel(self, transfer: Transfer) -> None:

@@ -1,5 +1,4 @@
-"""Wanted: what a turn wants from the disk; Prompt: where each block of it is; OnDisk: what is
-told of it."""
+"""Wanted: what a turn wants from the disk; Prompt: where each block of it is."""
 
 from __future__ import annotations
 
@@ -33,29 +32,6 @@ class Wanted(NamedTuple):
     keys: list[Key]
     names: list[Key]
     start: int
-
-
-@dataclass(eq=False)
-class OnDisk:
-    """What the disk had for a turn when the turn last asked it, for the trace and the answer.
-
-    `num_tokens`: of its prompt, those that were on disk and neither in VRAM nor in DRAM. `why`: why
-    they, or some of them, were not read for it; "" if all were. `read_s`: what reading and loading
-    them would have taken; `prefill_s`: what computing them costs all turns that it delays.
-    """
-
-    num_tokens: int = 0
-    why: str = ""
-    read_s: float = 0.0
-    prefill_s: float = 0.0
-
-    def as_dict(self) -> dict[str, int | float | str]:
-        told: dict[str, int | float | str] = {"tokens": self.num_tokens}
-        if self.why:
-            told["not_read"] = self.why
-        if self.why == "prefill":
-            told |= {"read_s": self.read_s, "prefill_s": self.prefill_s}
-        return told
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ A disk slot holds some consecutive blocks of one chain and is named by the last 
 covers all before it. It is FREE, WRITING, READY, or BAD: the disk failed there, so it is never used
 again. A slot that is forgotten while it is written or read is an orphan until that is over.
 
-disk_shelves.py says which shelf leaves first; of each shelf, the slots deepest in their chains do.
+shelves.py says which shelf leaves first; of each shelf, the slots deepest in their chains do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import OnDisk
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.disk_shelves import Shelves
+from continuum_connector.scheduler.tiers.on_disk.shelves import Shelves
 from continuum_connector.scheduler.tiers.slots import FreeSlots, Numbers, Past
 
 
@@ -33,17 +33,19 @@ class _State(enum.IntEnum):
 
 
 class DiskIndex:
-    """Key -> disk slot, the slots' states, and the shelves that they stand on."""
+    """Key -> disk slot, the slots' states, and the shelves that they stand on. It is open from the
+    first `grow` until `close`. `tells`: whether somebody asks which keys have gone."""
 
-    def __init__(self) -> None:
+    def __init__(self, tells: bool = False) -> None:
+        self.is_open = False
         self.num_slots = 0
         self.num_ready = 0
         self.num_writing = 0  # orphans included
         self.num_bad = 0
         self.num_evicted = 0  # ever
-        self.gone: deque[Key] | None = None  # keys forgotten that were READY, if somebody asks
-        # Called with the keys that leave for room.
-        self.leaving: Callable[[list[Key]], None] = lambda keys: None
+        # Keys forgotten that were READY, if somebody asks.
+        self._gone: deque[Key] | None = deque() if tells else None
+        self.displaced: list[Key] = []  # those that left for room in the last `reserve`
         self._numbers: dict[Key, int] = {}  # of slots that are WRITING or READY
         self._free = FreeSlots()
         self._keys: npt.NDArray[np.object_] = np.empty(0, object)
@@ -55,6 +57,7 @@ class DiskIndex:
 
     def grow(self, num_slots: int) -> None:
         """Slots up to `num_slots` exist from now on."""
+        self.is_open = True
         more = num_slots - self.num_slots
         if more <= 0:
             return
@@ -99,7 +102,8 @@ class DiskIndex:
     # --- writes -----------------------------------------------------------------------
     def reserve(self, program: str, keys: Sequence[Key], depths: Sequence[int]) -> Numbers:
         """Return a WRITING slot for each of those keys, none of which is there yet; for the first
-        of them only if all other slots are busy. Makes room in the order of disk_shelves.py."""
+        of them only if all other slots are busy. Makes room in the order of shelves.py."""
+        self.displaced = []
         if self._free.num < len(keys):
             self.past.yield_slots(len(keys) - self._free.num)
         if self._free.num < len(keys):
@@ -144,8 +148,8 @@ class DiskIndex:
         """Forget those that are READY; those that are not being read are FREE at once."""
         numbers = numbers[self._states[numbers] == _State.READY]
         self.num_ready -= len(numbers)
-        if self.gone is not None:
-            self.gone.extend(self._keys[numbers].tolist())
+        if self._gone is not None:
+            self._gone.extend(self._keys[numbers].tolist())
         self._forget_keys(numbers)
         is_idle = self._num_readers[numbers] == 0
         self._states[numbers[~is_idle]] = _State.ORPHAN
@@ -170,6 +174,19 @@ class DiskIndex:
             self.num_ready += len(numbers)
             self.shelves.found(numbers)
         return len(numbers)
+
+    def take_gone(self) -> list[Key]:
+        """The keys that are found no more since the last call."""
+        gone = list(self._gone or ())
+        if gone:
+            self._gone = deque()
+        return gone
+
+    def close(self) -> list[Key]:
+        """Nothing is kept any more. Returns all keys that are there, or have gone untold."""
+        self.is_open = False
+        gone, self._gone = [*(self._gone or ()), *self._numbers], None
+        return gone
 
     def clear(self) -> None:
         """Begin a new epoch: nothing from before is found, at once. Slots being written or read are
@@ -207,9 +224,9 @@ class DiskIndex:
 
     def _regain(self, numbers: Numbers) -> None:
         """Take back these slots of earlier epochs: they are FREE now."""
-        if self.gone is not None:
+        if self._gone is not None:
             keys = self._keys[numbers].tolist()
-            self.gone.extend(key for key in keys if key not in self._numbers)
+            self._gone.extend(key for key in keys if key not in self._numbers)
         self._keys[numbers] = None
         self.shelves.take_off(numbers)
         self._let_go(numbers)
@@ -221,7 +238,7 @@ class DiskIndex:
             idle = slots[is_idle]
             leaving = idle[np.argsort(self._depths[idle], kind="stable")][-num_wanted:]
             self.num_evicted += len(leaving)
-            self.leaving(self._keys[leaving].tolist())
+            self.displaced += self._keys[leaving].tolist()
             self.forget(leaving[::-1])
             num_wanted -= len(leaving)
             if num_wanted <= 0:

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.marks import NEVER, Flags, Marks
-from continuum_connector.scheduler.tiers.slots import Chain, Numbers, Tickets, numbers_of
-from continuum_connector.scheduler.tiers.writing import SPARE_FILL, Budget
+from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
+from continuum_connector.scheduler.tiers.on_disk.marks import NEVER, Marks
+from continuum_connector.scheduler.tiers.on_disk.writing import SPARE_FILL, Budget
+from continuum_connector.scheduler.tiers.slots import Chain, Flags, Numbers, Tickets, numbers_of
 
 COLD_SHARE = 0.1  # of DRAM: the part that would leave next
 WALK = 64  # slots looked at in a step, after skipping at most SKIP that are on disk
@@ -69,7 +70,6 @@ class Saving:
         self._marks = marks
         self._disk = disk
         self._length = slot_blocks
-        disk.leaving = self._forget
         self._budget = budget
         self._account = account
         # Chains to walk, the next one last: those that leave soon, and those that do not.
@@ -163,10 +163,17 @@ class Saving:
             num_left -= length
         return walks[::-1]
 
+    def place(self, batch: Batch) -> Numbers:
+        """Reserve disk slots for the batch: for the first of it, where others are busy. What leaves
+        the disk for them may be in DRAM still; the last block of a disk slot stands for all of it.
+        """
+        placed = self._disk.reserve(batch.program, batch.keys, batch.depths)
+        if self._disk.displaced:
+            self._note_displaced(self._disk.displaced)
+        return placed
+
     # --- what is there ----------------------------------------------------------------
-    def _forget(self, names: list[Key]) -> None:
-        """These leave the disk for room; DRAM may have them still. The last block of a disk slot
-        stands for all of it."""
+    def _note_displaced(self, names: Sequence[Key]) -> None:
         numbers = self._dram.slots_of(names)
         numbers = numbers[numbers >= 0]
         self._marks.is_saved[numbers] = False

@@ -1,20 +1,16 @@
-"""Marks: what the disk needs to know about the blocks in DRAM, as columns beside the slots.
-
-Kept only where there is a disk.
-"""
+"""Marks: what the disk needs to know about the blocks in DRAM, as columns beside the slots."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_of
+from continuum_connector.scheduler.tiers.slots import Flags, Numbers, Tickets, numbers_of
 
-Flags = npt.NDArray[np.bool_]
 _MOST_USES = 2**30
 NEVER = -1
 MAX_LOST = 1024  # programs of which it is remembered why some of their blocks are on no disk
@@ -23,26 +19,23 @@ MAX_LOST = 1024  # programs of which it is remembered why some of their blocks a
 class Marks:
     """For each slot: its block's place in the chain, how many turns used it, if it is on disk."""
 
-    def __init__(self, num_slots: int, slot_blocks: int = 1) -> None:
-        """`slot_blocks`: blocks of a disk slot."""
+    def __init__(
+        self, keys_at: Callable[[Numbers], list[Key]], slot_blocks: int = 1, block_tokens: int = 1
+    ) -> None:
+        """`keys_at`: what slots hold; `slot_blocks`: blocks of a disk slot."""
+        self._keys_at = keys_at
         self._slot_blocks = slot_blocks
-        self.places = np.zeros(num_slots, np.int32)
-        self.uses = np.zeros(num_slots, np.int32)  # by turns that stored it, or stored on top of it
-        self.is_saved = np.zeros(num_slots, np.bool_)
-        self.is_refused = np.zeros(num_slots, np.bool_)  # its write was refused and counted
+        self._block_tokens = block_tokens
+        self.places = np.zeros(0, np.int32)
+        self.uses = np.zeros(0, np.int32)  # by turns that stored it, or stored on top of it
+        self.is_saved = np.zeros(0, np.bool_)
+        self.is_refused = np.zeros(0, np.bool_)  # its write was refused and counted
         # The index's version when another write displaced it from the disk, or NEVER.
-        self.displaced_at = np.full(num_slots, NEVER, np.int64)
+        self.displaced_at = np.full(0, NEVER, np.int64)
         # Names of the disk slots that were written from each slot, if a disk slot takes several
         # blocks.
-        self._names: npt.NDArray[np.object_] = np.zeros(num_slots, object)
-        # Whether new blocks may take the place of blocks that are on disk, though they are worth
-        # less: they go to the disk as well.
-        self.passes_on: Callable[[float], bool] = lambda now: False
-        # Called with a program, its worth and a number of its blocks that are on disk: whether they
-        # stay even so.
-        self.stays: Callable[[str, float, int], bool] = lambda program, worth, num: True
+        self._names: npt.NDArray[np.object_] = np.zeros(0, object)
         self._lost: dict[str, tuple[Key, str]] = {}  # by program, the latest last
-        self.key_of: Callable[[int], Key] = lambda number: b""  # what a slot holds
         self.num_unsaved = 0  # blocks that left for room before they could be written, ever
 
     def grow(self, num_slots: int) -> None:
@@ -54,12 +47,12 @@ class Marks:
         self.displaced_at = np.concatenate([self.displaced_at, np.full(more, NEVER)])
 
     def came(
-        self, numbers: Numbers, places: npt.NDArray[np.int32], uses: Sequence[int] | int = 0
+        self, numbers: Numbers, ends: Sequence[int], which: Numbers, uses: Iterable[int] | int
     ) -> None:
-        """These slots are to hold blocks with those places in their chain; `uses`: how many turns
-        had used each before it left and came back."""
-        self.places[numbers] = places
-        self.uses[numbers] = np.asarray(uses, np.int32) + 1
+        """These slots are to hold blocks of a chain (Below)."""
+        self.places[numbers] = np.asarray(ends, np.int32)[which] // self._block_tokens - 1
+        known = uses if isinstance(uses, int) else np.fromiter(uses, np.int32, len(numbers))
+        self.uses[numbers] = known + 1
         self.is_saved[numbers] = False
         self.is_refused[numbers] = False
         self.displaced_at[numbers] = NEVER
@@ -96,8 +89,8 @@ class Marks:
         return are_saved
 
     def left(self, numbers: Numbers, program: str) -> int:
-        """These blocks of a program left for room and may still be wanted. Returns how many no disk
-        has."""
+        """These blocks of a program leave for room and may still be wanted. Returns how many no
+        disk has."""
         lost = numbers[~self.is_saved[numbers]]
         if not len(lost):
             return 0
@@ -105,7 +98,7 @@ class Marks:
         first = int(lost[self.places[lost].argmin()])
         self._lost.pop(program, None)
         why = "budget" if self.is_refused[first] else "unsaved"
-        self._lost[program] = self.key_of(first), why
+        self._lost[program] = self._keys_at(np.array([first]))[0], why
         if len(self._lost) > MAX_LOST:
             del self._lost[next(iter(self._lost))]
         return len(lost)

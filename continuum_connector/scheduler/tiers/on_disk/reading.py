@@ -1,0 +1,430 @@
+"""Reading: brings to DRAM what a turn wants from the disk, while the turn waits in the queue.
+
+Reads begin when the turn arrives, in the order of its chain, if they and the load take less time
+than a new prefill. A turn about to be admitted while its reads are under way waits for them, before
+it has a block of VRAM, until a deadline, and then never again: what is in DRAM is loaded.
+
+UnderWay: the reads under way, what each of them brings to DRAM, and which turns wait for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from continuum_connector.observe.account import Account
+from continuum_connector.scheduler.kv_groups import Key, KvGroups
+from continuum_connector.scheduler.tiers.below import Told
+from continuum_connector.scheduler.tiers.events import TierEvents
+from continuum_connector.scheduler.tiers.eviction import Rank, least
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
+from continuum_connector.scheduler.tiers.on_disk.marks import Marks
+from continuum_connector.scheduler.tiers.on_disk.wanted import CopyCosts, Prompt, Wanted, block_keys
+from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_of
+from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
+from continuum_connector.scheduler.tiers.transfers import (
+    Kind,
+    PlacesBelow,
+    Transfer,
+    TransferState,
+)
+
+PROBE_S = 60.0  # after the last read, until a disk that seemed too slow is tried again
+MAX_READ_BYTES = 64 << 20  # of one order, on a rank: each order that settles is a longer hit
+TRIES_PER_STEP = 4  # to read on: each looks up a whole prompt, and thousands may wait for room
+
+
+@dataclass(frozen=True)
+class DiskPlan:
+    """A disk tier as configured: blocks of a disk slot, bytes of a block on one rank, how long a
+    turn waits, bytes written per day (0: no bound), and what copies and prefills cost."""
+
+    slot_blocks: int
+    block_bytes: int
+    timeout_s: float
+    write_budget: int
+    costs: CopyCosts
+
+
+@dataclass(eq=False)
+class OnDisk:
+    """What the disk had for a turn when the turn last asked it, for the trace and the answer.
+
+    `num_tokens`: of its prompt, those that were on disk and neither in VRAM nor in DRAM. `why`: why
+    they, or some of them, were not read for it; "" if all were. `read_s`: what reading and loading
+    them would have taken; `prefill_s`: what computing them costs all turns that it delays.
+    """
+
+    num_tokens: int = 0
+    why: str = ""
+    read_s: float = 0.0
+    prefill_s: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        told: dict[str, int | float | str] = {"tokens": self.num_tokens}
+        if self.why:
+            told["not_read"] = self.why
+        if self.why == "prefill":
+            told |= {"read_s": self.read_s, "prefill_s": self.prefill_s}
+        return {"disk": told}
+
+
+@dataclass(eq=False)
+class Wait:
+    """What a turn waits for. `reads`: the first one last; `came`: the places in its chain of what
+    reads brought. `rest`: what is still to be read if DRAM had no room for it but may soon;
+    `lacks`: the first block that got no room. `told`: what is told of it all."""
+
+    deadline: float
+    told: OnDisk
+    reads: list[Read] = field(default_factory=list)
+    came: list[Numbers] = field(default_factory=list)
+    rest: Wanted | None = None
+    lacks: Key = b""
+
+
+@dataclass(eq=False)
+class Read:
+    """A read under way: what it brings where, and which turns wait for it."""
+
+    transfer: Transfer
+    tickets: Tickets
+    places: Numbers
+    waits: list[Wait] = field(default_factory=list)
+
+
+class UnderWay:
+    """Begins reads into slots that are reserved for them, and settles them.
+
+    `num_blocks`: how many blocks they are to bring; `began`: when the last of them was begun.
+    """
+
+    def __init__(
+        self,
+        plan: DiskPlan,
+        block_tokens: int,
+        dram: HostIndex,
+        marks: Marks,
+        disk: DiskIndex,
+        traffic: Traffic,
+        owner: Owner,
+        events: TierEvents | None,
+    ) -> None:
+        """`owner`: of the transfers; `events`: of DRAM, to which the blocks come."""
+        self._length = plan.slot_blocks
+        self._slot_bytes = plan.slot_blocks * plan.block_bytes
+        self._block_tokens = block_tokens
+        self._dram = dram
+        self._marks = marks
+        self._disk = disk
+        self._traffic = traffic
+        self._owner = owner
+        self._events = events
+        self._reads: dict[int, Read] = {}  # by transfer
+        self._read_to: dict[int, Read] = {}  # by the host slot that it writes to
+        self.num_blocks = 0
+        self.began = -np.inf
+        self.max_read_bytes = MAX_READ_BYTES
+
+    def __contains__(self, read: Read) -> bool:
+        return read.transfer.id in self._reads
+
+    def into(self, numbers: Numbers) -> list[Read]:
+        """The reads into these slots of DRAM."""
+        if not self._read_to:
+            return []
+        found = (self._read_to.get(number) for number in numbers.tolist())
+        return list(dict.fromkeys(read for read in found if read is not None))
+
+    def begin(self, prompt: Prompt, depths: Numbers, targets: Tickets, now: float) -> list[Read]:
+        """Queue reads of these disk slots, given by their places in the chain, in its order.
+        `targets`: the slot of DRAM for each block of the chain, -1 if it is not to be read."""
+        step = max(1, self.max_read_bytes // self._slot_bytes)
+        parts = (depths[first : first + step] for first in range(0, len(depths), step))
+        return [self._begin(prompt, part, targets, now) for part in parts]
+
+    def join(self, wait: Wait, reads: Sequence[Read], wanted: Wanted) -> None:
+        """Let a turn wait for these reads."""
+        for read in reads:
+            read.waits.append(wait)
+            if self._events is not None and len(read.waits) == 1:
+                places = read.places.tolist()
+                ends = [(place + 1) * self._block_tokens for place in places]
+                named = [wanted.keys[place] for place in places]
+                self._events.describe(read.transfer.id, wanted.request, named, ends)
+        wait.reads = list(reads)[::-1]
+
+    def leave(self, wait: Wait) -> None:
+        """The turn waits no more. What no turn waits for and has not begun is not read."""
+        reads, wait.reads, wait.rest = wait.reads, [], None
+        for read in reads:
+            if read in self:
+                read.waits.remove(wait)
+                if not read.waits:
+                    self._dram.disown(read.tickets)
+                    self._traffic.cancel(read.transfer)
+
+    def settled(self, transfer: Transfer) -> None:
+        """A read is over. What it brought, before a bad slot ended it, can be found in DRAM, marked
+        as on disk as well."""
+        read = self._reads.pop(transfer.id)
+        numbers = numbers_of(read.tickets)
+        self.num_blocks -= len(numbers)
+        for number in numbers.tolist():
+            del self._read_to[number]
+        is_here = np.repeat(transfer.copied(), self._length)[transfer.slots >= 0]
+        here = read.tickets[is_here]
+        self._marks.save(here[self._dram.are_there(here)])
+        self._dram.settle(here, stored=True)
+        self._dram.settle(read.tickets[~is_here], stored=False)
+        if self._events is not None:
+            self._events.stored(transfer.id, set(self._dram.keys_of(read.tickets)))
+        for wait in read.waits:
+            if is_here.any():
+                wait.came.append(read.places[is_here])
+            if transfer.state is not TransferState.DONE:
+                wait.told.why = wait.told.why or "failed"
+
+    def disown(self) -> None:
+        """What is being read is no longer wanted."""
+        for read in self._reads.values():
+            self._dram.disown(read.tickets)
+
+    def _begin(self, prompt: Prompt, depths: Numbers, targets: Tickets, now: float) -> Read:
+        wanted, length, numbers = prompt.wanted, self._length, prompt.on_disk[depths]
+        places = (depths[:, None] * length + np.arange(length)).ravel()
+        names = [wanted.names[depth] for depth in depths.tolist()]
+        disk = PlacesBelow(
+            numbers.astype(np.int32), names, depths.tolist(), num_ahead=self.num_blocks
+        )
+        self._disk.acquire(numbers)
+        self.began = now
+        what = wanted.program, disk, targets[places]
+        transfer = self._traffic.below(self._owner, Kind.READ, *what, now)
+        self.num_blocks += len(transfer)
+        places = places[transfer.slots >= 0]
+        read = self._reads[transfer.id] = Read(transfer, targets[places], places)
+        self._read_to.update(dict.fromkeys(numbers_of(read.tickets).tolist(), read))
+        return read
+
+
+class Reading:
+    """Reads for turns that wait, and what is remembered about these turns."""
+
+    def __init__(
+        self,
+        plan: DiskPlan,
+        dram: HostIndex,
+        marks: Marks,
+        disk: DiskIndex,
+        groups: KvGroups,
+        traffic: Traffic,
+        account: Account,
+        owner: Owner,
+        events: TierEvents | None,
+        rank_now: Callable[[float], Rank | None],
+        has_new: Callable[[], bool],
+        takes_all: Callable[[float], bool],
+    ) -> None:
+        """`rank_now`: programs' worth. `has_new`: whether there are blocks to write at once.
+        `takes_all`: whether blocks of DRAM are on their way to the disk (Below)."""
+        self._plan = plan
+        self._dram = dram
+        self._marks = marks
+        self._disk = disk
+        self._size = groups.hash_size
+        self._traffic = traffic
+        self._account = account
+        self._waits: dict[str, Wait] = {}
+        self.under_way = UnderWay(plan, groups.hash_size, dram, marks, disk, traffic, owner, events)
+        self._full: tuple[int, ...] = ()  # `_stand` when a turn last found no room
+        self._num_tries = 0  # to read on, in this step
+        self._rank_now = rank_now
+        self._has_new = has_new
+        self._takes_all = takes_all
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the disk has owed an answer for so long that it is asked nothing until then."""
+        return self._traffic.oldest_below_s > self._plan.timeout_s
+
+    # --- what turns ask ---------------------------------------------------------------
+    def expect(
+        self,
+        program: str,
+        request: Any,
+        num_vram_tokens: int,
+        num_turns: int,
+        now: float,
+        before: Told | None = None,
+    ) -> Told | None:
+        """Begin to read what the turn will want, if that is worth it, beside what is being read for
+        it already (Below). What was read since `before` is in DRAM by now."""
+        told = self._expect(program, request, num_vram_tokens, num_turns, now)
+        if told is None:
+            return before
+        told.num_tokens = max(told.num_tokens, before.num_tokens if before else 0)
+        return told
+
+    def _expect(
+        self, program: str, request: Any, num_vram_tokens: int, num_turns: int, now: float
+    ) -> OnDisk | None:
+        """Returns what the disk has of the turn; None if it has nothing of use."""
+        length, hashes = self._plan.slot_blocks, request.block_hashes
+        num_disk_slots = min(len(hashes), request.num_tokens // self._size) // length
+        if num_disk_slots and (not self._disk.is_open or self.is_stuck):
+            return OnDisk(why="stuck" if self._disk.is_open else "down")
+        lost, why_lost = self._marks.lost(program)
+        if not num_disk_slots or not (self._disk.num_ready or lost):
+            return None
+        names = block_keys(hashes[length - 1 : num_disk_slots * length : length])
+        on_disk = self._disk.find(names)
+        if (on_disk < 0).all() and not lost:
+            return None
+        self._disk.shelves.use(program, on_disk[on_disk >= 0])
+        keys, start = block_keys(hashes[: num_disk_slots * length]), num_vram_tokens // self._size
+        wanted = Wanted(program, request, keys, names, start)
+        prompt = Prompt.look(wanted, self._dram, on_disk)
+        depths = prompt.missing(length)
+        told, patience_s = self._weigh(prompt, depths, max(1, num_turns))
+        wait = Wait(now + min(self._plan.timeout_s, patience_s), told)
+        reads = self.under_way.into(prompt.in_dram[start:])
+        if len(depths) and not told.why:
+            reads += self._begin(wait, prompt, depths, now)
+        elif len(depths) and now - self.under_way.began >= PROBE_S:
+            self._begin(None, prompt, depths[:1], now)  # only to see how fast it is by now
+        self.under_way.join(wait, reads, wanted)
+        self._replace_wait(request.request_id, wait)
+        if lost and lost in prompt.nowhere(length):
+            told.why = told.why or why_lost
+        return told if told.num_tokens or wait.reads or told.why else None
+
+    def awaits(self, request_id: str, now: float) -> bool:
+        """Whether the turn is to wait for its reads; once it is not, it never is again."""
+        wait = self._waits.get(request_id)
+        if wait is None:
+            return False
+        while wait.reads and wait.reads[-1] not in self.under_way:
+            wait.reads.pop()
+        if not wait.reads and wait.rest is not None and now < wait.deadline:
+            self._go_on(wait, wait.rest, now)
+        if (wait.reads or wait.rest is not None) and now < wait.deadline:
+            return True
+        if wait.rest is not None:
+            wait.told.why = "room"
+        elif wait.reads:
+            wait.told.why = "deadline"
+        self.under_way.leave(wait)
+        return False
+
+    def num_tokens(self, request_id: str, start: int, num_loaded: int) -> int:
+        """How many of the tokens loaded for it, from `start` on, came from disk since it arrived.
+        Each counts once, even if it left DRAM while the turn waited for room, and was read again.
+        """
+        wait = self._waits.get(request_id)
+        if wait is None or not wait.came:
+            return 0
+        came, first = np.unique(np.concatenate(wait.came)), start // self._size
+        end = first + num_loaded // self._size
+        return int(np.count_nonzero((came >= first) & (came < end))) * self._size
+
+    def forget(self, request_id: str) -> None:
+        """The turn is over, or its client went away: it waits for no read any more."""
+        wait = self._waits.pop(request_id, None)
+        if wait is not None:
+            self.under_way.leave(wait)
+
+    # --- what happens besides ---------------------------------------------------------
+    def new_step(self) -> None:
+        """Turns that wait for room may try again."""
+        self._num_tries = 0
+
+    def clear(self) -> None:
+        """What is being read is no longer wanted."""
+        self.under_way.disown()
+        for wait in self._waits.values():
+            if wait.reads or wait.rest is not None:
+                wait.told.why = "cleared"
+            wait.reads, wait.rest = [], None
+        self._waits.clear()
+
+    # --- parts ------------------------------------------------------------------------
+    def _replace_wait(self, request_id: str, wait: Wait) -> None:
+        """The turn waits for this, no more for what it waited for before."""
+        before = self._waits.pop(request_id, None)
+        if before is not None:
+            wait.came = before.came
+            self.under_way.leave(before)
+        if wait.reads or wait.rest is not None or wait.came:
+            self._waits[request_id] = wait
+
+    def _go_on(self, wait: Wait, wanted: Wanted, now: float) -> None:
+        """Read on if there is room by now: where one turn found none, no other does."""
+        is_full = self._stand == self._full and wait.lacks not in self._dram
+        if is_full or self._num_tries >= TRIES_PER_STEP:
+            return
+        self._num_tries += 1
+        prompt = Prompt.look(wanted, self._dram, self._disk.find(wanted.names))
+        wait.rest = None
+        depths = prompt.missing(self._plan.slot_blocks)
+        reads = self.under_way.into(prompt.in_dram[wanted.start :])
+        if len(depths):
+            reads += self._begin(wait, prompt, depths, now)
+        self.under_way.join(wait, reads, wanted)
+
+    @property
+    def _stand(self) -> tuple[int, ...]:
+        """Changes whenever DRAM may have more room."""
+        traffic = self._traffic
+        copies = traffic.num_of(Kind.STORE), traffic.num_of(Kind.WRITE)
+        return self._dram.version, *copies, int(self._has_new())
+
+    def _makes_room(self, now: float) -> bool:
+        """Whether blocks of DRAM are on their way to the disk, and may leave soon."""
+        return self._takes_all(now) and any(self._stand[1:])
+
+    def _weigh(self, prompt: Prompt, depths: Numbers, num_turns: int) -> tuple[OnDisk, float]:
+        """What the disk has of what is missing, and how long the turn may wait for it."""
+        costs, length, size = self._plan.costs, self._plan.slot_blocks, self._size
+        num_gained, num_before = prompt.gained(depths, length)
+        prefill_s = costs.prefill_s(num_gained * size, num_before * size)
+        if not costs.knows_prefill:
+            prefill_s = math.inf  # the deadline bounds the wait
+        told = OnDisk(prefill_s=prefill_s * num_turns)
+        if len(depths):
+            num, num_loaded = prompt.copied(depths, length)
+            told.num_tokens = num * size
+            told.read_s = costs.read_s(self.under_way.num_blocks + num) + costs.load_s(num_loaded)
+            told.why = "" if told.read_s < told.prefill_s else "prefill"
+        return told, 2 * prefill_s
+
+    def _begin(self, wait: Wait | None, prompt: Prompt, depths: Numbers, now: float) -> list[Read]:
+        """Reserve slots in DRAM, as a store of that program would, and queue reads into as many as
+        it gets. Where room will be made soon, nothing live that is on no disk yet leaves for this,
+        and the turn waits for the rest."""
+        length, end = self._plan.slot_blocks, (int(depths[-1]) + 1) * self._plan.slot_blocks
+        is_wanted = np.zeros(end, np.bool_)
+        is_wanted.reshape(-1, length)[depths] = ~prompt.is_there.reshape(-1, length)[depths]
+        chain = (is_wanted | (prompt.in_dram[:end] >= 0)).nonzero()[0].tolist()
+        wanted, num_evicted = prompt.wanted, self._dram.num_evicted
+        keys, program = [wanted.keys[place] for place in chain], wanted.program
+        can_wait = wait is not None and self._makes_room(now)
+        rank = self._rank_now(now)
+        rank = least(program, rank) if can_wait else rank
+        ends = [(place + 1) * self._size for place in chain]
+        tickets = self._dram.reserve(keys, program, now, rank, ends=ends)
+        self._account.count("dram_evicted_blocks", self._dram.num_evicted - num_evicted)
+        targets = np.full(end, -1, np.int64)
+        targets[is_wanted.nonzero()[0][: len(tickets)]] = tickets
+        has_room = (targets.reshape(-1, length)[depths] >= 0).any(axis=1)
+        if wait is not None and can_wait and not has_room.all():
+            lacks = int((is_wanted & (targets < 0)).argmax())
+            wait.rest, wait.lacks, self._full = wanted, wanted.keys[lacks], self._stand
+        elif wait is not None and not has_room.all():
+            wait.told.why = "room"
+        return self.under_way.begin(prompt, depths[has_room], targets, now)
