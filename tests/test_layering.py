@@ -39,15 +39,7 @@ PARTS = {
 # after construction, and state with a second owner. The first list is to be emptied; take off, do
 # not add. The second is what vLLM, Python or C have no other way for.
 PLANTED = {
-    "connector.py": "_epochs.is_vram_empty",
-    "programs/answers.py": "program.alters_answers program.prompt_end",
-    "scheduler/decider.py": "program.num_counted program.runs_blocks",
-    "scheduler/gate.py": "held.turn.held_s turn.is_let_in",
-    "scheduler/outcomes.py": "one.gap_s one.pin_end",
-    "scheduler/retention.py": "pin.is_wish",
-    "scheduler/scheduler.py": "_epochs.found_older groups.rule.is_on tier.rank_at "
-    "turn.diverged turn.epoch turn.is_preempted turn.is_stray turn.since turn.stock_tokens "
-    "turn.taken turn.tier_tokens turn.vram_tokens",
+    "scheduler/scheduler.py": "tier.rank_at",
     "scheduler/tiers/chains.py": "chain.tickets each.num_passed",
     "scheduler/tiers/disk.py": "ahead.has_new ahead.owner ahead.rank_at ahead.under_way.events "
     "disk.gone dram.came dram.doubts dram.index.marks dram.rank_at dram.went_down marks.key_of "
@@ -57,16 +49,8 @@ PLANTED = {
     "scheduler/tiers/reading.py": "told.num_tokens told.read_s told.why wait.came wait.lacks "
     "wait.reads wait.rest wait.start wait.told.why",
     "scheduler/tiers/saving.py": "disk.leaving",
-    "scheduler/tiers/traffic.py": "transfer.hold",
     "scheduler/tiers/under_way.py": "transfer.num_ahead wait.told.why",
-    "scheduler/waiting.py": "queue.is_open tier.ahead.has_waiting told.num_tokens turn.on_disk "
-    "turn.was_asked",
-    "vllm/allocation.py": "rule.gives_way",
-    "vllm/resets.py": "_epochs.is_resetting _epochs.on_begin epochs.found_older transfer.hold",
-    "worker/disk.py": "report.disk_down",
-    "worker/health.py": "outcome.bad outcome.copied",
-    "worker/tier.py": "_closer.end_disk _report.tier_down",
-    "worker/worker.py": "_report.changed_in _report.new_weights _sleep.is_on",
+    "scheduler/waiting.py": "tier.ahead.has_waiting told.num_tokens turn.on_disk turn.was_asked",
 }
 NOT_OURS = {
     "tools/checks/ask.py": "os.environ",
@@ -181,7 +165,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
         *("vllm/served", "vllm/shadow", "vllm/tables", "vllm/facts", "vllm/node"),
-        *("vllm/probe", "vllm/touched"),
+        *("vllm/probe", "vllm/touched", "vllm/resets"),
         "vllm/expected",
     },
     "worker_hooks": {
@@ -199,7 +183,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
             "switch",
         ),
         *("observe/account", "observe/metrics"),
-        *("vllm/compat", "vllm/coordinator", "vllm/release", "vllm/resets"),
+        *("vllm/compat", "vllm/coordinator", "vllm/release"),
     },
     "vllm/hooks": {
         *("vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"),

@@ -63,7 +63,7 @@ class Bus:
         self._num_passed += 1
         if self._num_passed >= MAX_PASSED:
             for queue in self._queues:
-                queue.is_open = False
+                queue.admit(False)
         return True
 
     def new_step(self, now: float) -> None:
@@ -71,7 +71,7 @@ class Bus:
         way, a step's share of them (MAX_PASSED), since they may not need a load any more."""
         self._num_passed = 0
         for queue in self._queues:
-            queue.is_open = True
+            queue.admit(True)
         is_idle, num_recalled, num_blocks = not self._traffic.num_loads, 0, 0
         while self._wanted:
             if num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now):
@@ -93,7 +93,7 @@ class Bus:
         while self._wanted:
             self._recall()
         for queue in self._queues:
-            queue.is_open = True
+            queue.admit(True)
 
     def left(self, request_id: str) -> None:
         """The turn is over."""

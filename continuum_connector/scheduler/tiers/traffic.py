@@ -269,9 +269,8 @@ class Traffic:
         self._count(transfer, now)
 
     def _release(self, transfer: Transfer) -> None:
-        if transfer.hold is not None:
-            self.holds.release(transfer.hold)
-            transfer.hold = None
+        if (hold := transfer.let_go()) is not None:
+            self.holds.release(hold)
 
     def _count(self, transfer: Transfer, now: float) -> None:
         account, outcome = self._account, transfer.outcome
