@@ -38,6 +38,7 @@ from continuum_connector.vllm import (
     node,
     probe,
     proven,
+    resets,
     served,
     tables,
 )
@@ -147,6 +148,7 @@ def scheduler_side(
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
+        is_vram_empty=functools.partial(resets.is_empty, pool),
         pop_blocks=tables.popper(found, groups) if served.is_alone(vllm_config) else None,
     )
     return SchedulerSide(config, parts)

@@ -6,7 +6,6 @@ one, at tensor parallel size 1 on a GPU), so nothing is shared between them but 
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from continuum_connector.observe.account import timed
 from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
-from continuum_connector.vllm import compat, coordinator, resets
+from continuum_connector.vllm import compat, coordinator
 from continuum_connector.vllm.release import release
 from continuum_connector.worker_hooks import StepMetadata, WorkerHooks, WorkerMetadata
 
@@ -140,7 +139,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._steps, self._tier = side.steps, side.tier
         self._gate, self._from_below = side.gate, side.from_below
         self._epochs = self._steps.epochs
-        self._epochs.is_vram_empty = functools.partial(resets.is_empty, gpu_block_pool)
         self._turns, self._records = side.turns, side.records
         self.switch = open_switch(self.config.switch_path, self._wake)
 

@@ -175,6 +175,15 @@ class WorkerReport:
         of_rank = self.ready_slots or self.tier_down or self.new_weights
         return not (self.outcomes or of_rank or of_disk or self.disk_spent)
 
+    def lose_tier(self, why: str) -> None:
+        self.tier_down = why
+
+    def lose_disk(self, why: str) -> None:
+        self.disk_down = why
+
+    def change_weights(self, how: str, changed_in: int) -> None:
+        self.new_weights, self.changed_in = how, changed_in
+
     def merge(self, other: WorkerReport) -> WorkerReport:
         """Sum both reports into this one and return it."""
         for transfer_id, outcome in other.outcomes.items():

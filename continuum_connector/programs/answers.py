@@ -32,7 +32,8 @@ class Answers:
         if len(hashes) <= prompt[0] or hashes[prompt[0]] != prompt[1]:
             return  # the prompt already differs before the answer
         is_altered = len(hashes) <= index or hashes[index] != answer
-        self._are_altered = program.alters_answers = is_altered
+        self._are_altered = is_altered
+        program.sends_back(is_altered)
 
     def are_altered(self, program: Program) -> bool:
         """Whether we expect the next prompt to continue from the end of the last prompt."""
@@ -42,4 +43,4 @@ class Answers:
     def finished(self, program: Program, hashes: Sequence[bytes], end: int) -> None:
         """The program's last prompt can be hit up to `end`, in tokens."""
         last = end // self._hash_size - 1
-        program.prompt_end = (last, hashes[last]) if 0 <= last < len(hashes) else None
+        program.prompt_ended((last, hashes[last]) if 0 <= last < len(hashes) else None)

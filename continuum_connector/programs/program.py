@@ -136,6 +136,24 @@ class Program:
         self.diverged = found or self.diverged
         return found
 
+    def sends_back(self, is_altered: bool) -> None:
+        """A turn has shown whether its client alters answers before it sends them back."""
+        self.alters_answers = is_altered
+
+    def prompt_ended(self, mark: tuple[int, bytes] | None) -> None:
+        """Its last prompt can be hit up to this block: index and hash."""
+        self.prompt_end = mark
+
+    def answers_blocks(self, runs: bool) -> None:
+        """A prompt has shown whether somebody runs the shell blocks that it is answered."""
+        self.runs_blocks = runs
+
+    def counts(self, num_turns: int) -> int:
+        """It was silent for so long that its first `num_turns` count as a program of their own;
+        return how many of them are new."""
+        num_new, self.num_counted = num_turns - self.num_counted, num_turns
+        return num_new
+
     def end(self) -> None:
         """No turn follows; one under way says so itself when it ends."""
         self.final = self.final or not self.num_active

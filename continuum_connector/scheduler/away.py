@@ -49,6 +49,15 @@ class OpenDecision:
     def has_pin(self) -> bool:
         return self.decision == "pin" and self.pin_end is None
 
+    def came_back(self, turn: Turn, fits: bool, now: float) -> None:
+        """A turn of its program has arrived; `fits`: it continues what the pin holds."""
+        self.back[turn] = fits if self.has_pin else None
+        if self.gap_s is None:
+            self.gap_s = now - self.decided
+
+    def pin_ended(self, cause: PinEnd) -> None:
+        self.pin_end = cause
+
 
 @dataclass(eq=False)
 class Absence:

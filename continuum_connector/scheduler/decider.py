@@ -177,8 +177,8 @@ class Decider:
         """Whether somebody runs the shell blocks that the program is answered, as its first prompt
         that is answered by one says. Later prompts have that answer in them."""
         if program.runs_blocks is None:
-            program.runs_blocks = self._reader.asks_for_blocks(request.prompt_token_ids)
-        return program.runs_blocks
+            program.answers_blocks(self._reader.asks_for_blocks(request.prompt_token_ids))
+        return bool(program.runs_blocks)
 
     def _finished(self, turn: Turn, asked: Asked, num_blocks: int, now: float) -> None:
         program = turn.program
@@ -195,7 +195,7 @@ class Decider:
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
         self.away.ended(program.key, now)
-        num_new, program.num_counted = num_turns - program.num_counted, num_turns
+        num_new = program.counts(num_turns)
         # A single request without a name that no turn followed is a question, not a program.
         # Counting such chats would hide how many turns the agents' programs have.
         if num_turns > 1 or program.source is not IdentitySource.NONE:

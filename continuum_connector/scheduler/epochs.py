@@ -10,7 +10,8 @@ except for the blocks of those turns (resets.py).
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records
@@ -27,10 +28,9 @@ class Cause(enum.Enum):
 class Epochs:
     """Begins epochs, and knows of which epoch a turn's KV may be.
 
-    `number` grows with each epoch. `on_begin` is called once we have forgotten all our blocks,
-    because vLLM's scheduler may still have turns whose KV was loaded, or is being loaded, and has
-    not been used yet. `is_resetting`: an epoch has begun for a reset that still runs, so no other
-    epoch may begin for it. `is_vram_empty` says whether no turn has KV and no lookup finds any.
+    `number` grows with each epoch. `is_resetting`: an epoch has begun for a reset that still runs,
+    so no other epoch may begin for it. `is_vram_empty` says whether no turn has KV and no lookup
+    finds any.
 
     `found_older` is None unless turns run on with older KV beside a prefix cache that was emptied
     of all else (resets.py, OlderTurns). Then every block that VRAM's prefix cache has is of this
@@ -38,11 +38,17 @@ class Epochs:
     its blocks, `found_older` says whether some of them are such blocks.
     """
 
-    def __init__(self, retention: Retention, tier: Tier, records: Records) -> None:
+    def __init__(
+        self,
+        retention: Retention,
+        tier: Tier,
+        records: Records,
+        is_vram_empty: Callable[[], bool],
+    ) -> None:
         self.number = 0
         self.is_resetting = False
-        self.is_vram_empty: Callable[[], bool] = lambda: False
-        self.on_begin: Callable[[], None] = lambda: None
+        self._is_vram_empty = is_vram_empty
+        self._on_begin: Callable[[], None] = lambda: None
         self.found_older: Callable[[str], bool] | None = None
         self._vram_since = 0  # VRAM's prefix cache holds nothing older than this epoch
         self._retention = retention
@@ -59,12 +65,30 @@ class Epochs:
         self.number = self._ledger.begin_epoch()
         self.forget_all(PinEnd.RESET, now)
         self.found_older = None
-        self.on_begin()
-        if self.is_vram_empty():
+        self._on_begin()
+        if self._is_vram_empty():
             self.vram_emptied()
         self._account.gauge("epoch", self.number)
         self._account.count("epochs", label=cause.value)
         self._records.happened("epoch", now, epoch=self.number, cause=cause.value, why=why or name)
+
+    def call_once_begun(self, call: Callable[[], None]) -> None:
+        """Call this once we have forgotten all our blocks, because vLLM's scheduler may still have
+        turns whose KV was loaded, or is being loaded, and has not been used yet."""
+        self._on_begin = call
+
+    @contextmanager
+    def resetting(self) -> Iterator[None]:
+        """vLLM carries out the reset for which an epoch has begun."""
+        self.is_resetting = True
+        try:
+            yield
+        finally:
+            self.is_resetting = False
+
+    def follow_older(self, found: Callable[[str], bool] | None) -> None:
+        """Turns run on with older KV, and `found` says who has found some; None: nobody says."""
+        self.found_older = found
 
     def forget_all(self, cause: PinEnd, now: float) -> None:
         """End every pin with `cause`, and forget every block below VRAM (Tier.reset)."""

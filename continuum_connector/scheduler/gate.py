@@ -135,6 +135,7 @@ class Gate:
             if len(self._line) > 1 or self._why_now(held, num_known - 1, now) is None:
                 return True
             self.left(request_id)
+        turn.passes_gate()
         self._let_in(turn, num_tokens, not is_small, now)
         return False
 
@@ -224,7 +225,7 @@ class Gate:
         program = first.turn.program
         for held in [each for each in self._line.values() if each.turn.program is program]:
             self.left(held.request_id)
-            held.turn.held_s = now - held.since
+            held.turn.passes_gate(now - held.since)
             self._account.count("gate_opened", label=because.value)
             self._account.observe("gate_wait_seconds", held.turn.held_s)
             self._let_in(held.turn, held.num_tokens, True, now)
@@ -232,7 +233,6 @@ class Gate:
 
     def _let_in(self, turn: Turn, num_tokens: int, has_begun: bool, now: float) -> None:
         """The turn may be admitted. `has_begun`: all later turns of its program may be, too."""
-        turn.is_let_in = True
         key = turn.program.key
         member = self.members.setdefault(key, Member())
         if len(self.members) > self._max_programs:

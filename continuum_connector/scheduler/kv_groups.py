@@ -42,9 +42,8 @@ class KvGroup:
 class HitRule(Protocol):
     """vLLM's own rule for prefix hits (coordinator.py)."""
 
-    is_on: bool
-    gives_way: bool
-
+    def switch(self, is_on: bool) -> None: ...
+    def give_way(self) -> None: ...
     def count_spare(self) -> int: ...
     def take_kept(
         self, request: Any, prompts_end: int

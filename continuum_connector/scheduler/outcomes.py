@@ -94,9 +94,7 @@ class Outcomes:
         one = self._away.decision_of(turn.program.key)
         if one is None or turn.is_stray:
             return
-        one.back[turn] = fits if one.has_pin else None
-        if one.gap_s is None:
-            one.gap_s = now - one.decided
+        one.came_back(turn, fits, now)
 
     def admitted(self, turn: Turn, num_prompt_tokens: int, now: float) -> None:
         """A turn runs: if it came after an open decision, that decision's outcome is known."""
@@ -114,7 +112,7 @@ class Outcomes:
         is_its = one is not None and one.has_pin and one.decided == pin.started
         if one is None or not is_its or cause is PinEnd.SUPERSEDED:
             return
-        one.pin_end = cause
+        one.pin_ended(cause)
         if cause is PinEnd.PROGRAM_DONE:
             self._close(one, "never", now)
 

@@ -12,6 +12,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
@@ -19,6 +20,9 @@ from continuum_connector.programs.kept import Kept
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.lazy_heap import LazyHeap
+
+if TYPE_CHECKING:
+    from continuum_connector.scheduler.turns import Turn
 
 
 class PinEnd(enum.Enum):
@@ -52,7 +56,7 @@ class LivePin:
     kept: Kept
     asked_from: float = math.inf
     is_wish: bool = False
-    waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)  # requests back for it
+    waiting: OrderedDict[Turn, None] = field(default_factory=OrderedDict)  # that are back for it
     ended: PinEnd | None = None
     value: float = field(init=False)  # worth when it was made; `rank` may have aged since
 
@@ -64,17 +68,17 @@ class LivePin:
         return bool(self.waiting)
 
     @property
-    def first_waiting(self) -> str | None:
-        """The request that has this pin's place in the queue: the first of those that came back.
+    def first_waiting(self) -> Turn | None:
+        """The turn that has this pin's place in the queue: the first of those that came back.
 
         Only one has it, because the first one admitted takes the pin, and thousands may have come.
         """
         return next(iter(self.waiting), None)
 
-    def leads(self, request_id: str) -> bool:
-        """Whether the request has the place in the queue of a turn whose KV is pinned. A pin that
+    def leads(self, turn: Turn) -> bool:
+        """Whether the turn has the place in the queue of one whose KV is pinned. A pin that
         is only a client's wish changes no turn's place."""
-        return not self.is_wish and self.first_waiting == request_id
+        return not self.is_wish and self.first_waiting is turn
 
     @property
     def is_hinted(self) -> bool:
@@ -129,15 +133,20 @@ class PinTable:
         self._by_deadline.discard(pin)
         self._by_rank.discard(pin)
 
-    def expect(self, pin: LivePin, request_id: str) -> None:
+    def expect(self, pin: LivePin, turn: Turn) -> None:
         """The program's next turn has arrived: the pin cannot expire while it waits."""
-        pin.waiting[request_id] = None
+        pin.waiting[turn] = None
         self._queue(pin)
 
-    def unexpect(self, pin: LivePin, request_id: str) -> None:
+    def unexpect(self, pin: LivePin, turn: Turn) -> None:
         """That turn went away without taking the pin: its deadline counts again."""
-        pin.waiting.pop(request_id, None)
+        pin.waiting.pop(turn, None)
         self._queue(pin)
+
+    def make_wish(self, pin: LivePin) -> None:
+        """From now on only its client wants the pin: it gives way before all that are no wish."""
+        pin.is_wish = True
+        self.revalue(pin, -math.inf)
 
     def revalue(self, pin: LivePin, value: float) -> None:
         """Give the pin a new worth; -inf: it is only a client's wish."""

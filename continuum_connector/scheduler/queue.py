@@ -48,7 +48,7 @@ class ProgramQueue:
         self._heap: LazyHeap[Any] = LazyHeap()
         self._by_id: dict[str, Any] = {}
         self._peeked: Any = None
-        self.is_open = True  # if not, no request may be admitted in this step
+        self._is_open = True
 
     # --- vLLM's interface -------------------------------------------------------------
     def add_request(self, request: Any) -> None:
@@ -101,7 +101,7 @@ class ProgramQueue:
         line are hidden that must be passed over."""
         if self._passes_over is not None:
             self._hide_passed_over(self._passes_over)
-        return bool(self._heap) and self.is_open
+        return bool(self._heap) and self._is_open
 
     def __len__(self) -> int:
         return len(self._by_id) + len(self._held)  # vLLM asks three times a step
@@ -119,6 +119,10 @@ class ProgramQueue:
         if first is None:
             raise IndexError("rank of an empty queue")
         return first[0]
+
+    def admit(self, may_be: bool) -> None:
+        """Whether any request may be admitted in this step."""
+        self._is_open = may_be
 
     def rerank(self, request_id: str) -> None:
         """The request's place has changed: move it, if it is here."""

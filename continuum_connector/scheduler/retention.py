@@ -6,8 +6,7 @@ trace, queue order and the next wake-up always follow.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from continuum_connector.policy.base import Pin
@@ -17,6 +16,7 @@ from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.turns import Turn
 
 
 class Retention:
@@ -86,50 +86,41 @@ class Retention:
         self._changed(pin)
 
     # --- the next turn comes back -------------------------------------------------------
-    def expect(self, request: Any, program: Program) -> LivePin | None:
-        """A turn of `program` arrived. If it continues a pinned chain, the pin waits for it
-        and cannot expire meanwhile. Returns that pin, or None.
+    def expect(self, turn: Turn, hashes: Sequence[bytes]) -> bool:
+        """A turn with those block hashes arrived. If it continues a pinned chain, the pin waits for
+        it and cannot expire meanwhile. Returns whether one does.
 
         A turn that continues no pinned chain says nothing of any: it may be a side request, a fork
         or another conversation of that name. After a compaction the pin's time ends as if its
         program had not come back.
         """
-        hashes = request.block_hashes
-        pins = [(pin.kept.continued(hashes), pin) for pin in self.pins.of(program.key)]
+        pins = [(pin.kept.continued(hashes), pin) for pin in self.pins.of(turn.program.key)]
         surest, pin = max(reversed(pins), key=lambda each: each[0], default=(0, None))
         if pin is None or surest <= UNKNOWN:
-            return None
-        self.pins.expect(pin, request.request_id)
+            return False
+        self.pins.expect(pin, turn)
+        turn.waits_with(pin)
         self._waker.set(self.pins.next_deadline())
-        return pin
+        return True
 
-    def awaited(self, program: str, request_id: str) -> LivePin | None:
-        """The program's pin that waits for this very request, if one does."""
-        return next((pin for pin in self.pins.of(program) if request_id in pin.waiting), None)
+    def hand_over(self, turn: Turn, now: float) -> None:
+        """The turn owns the blocks itself now, so the pin that waited for it ends.
 
-    def hand_over(
-        self, program: str, request_id: str, since: float | None, now: float
-    ) -> ChainBlocks | None:
-        """The request owns the blocks itself now, so the pin that waited for it ends. Returns what
-        that held.
-
-        If it goes on from what ended at `since`, but not to its end, because its client has cleared
+        If it goes on from what was left, but not to its end, because its client has cleared
         a result or never keeps its last message, its program has come back for that pin all the
         same. What else is in it may be another context's, so the pin stays, and gives way first.
         """
-        awaited = self.awaited(program, request_id)
-        if awaited is not None:
+        if (awaited := turn.pin) is not None:
             self._end(awaited, PinEnd.RETURNED, now)
-        for pin in self.pins.of(program):
-            if pin.started == since and not pin.is_returning:
+            turn.takes(awaited.blocks)
+        for pin in self.pins.of(turn.program.key):
+            if pin.started == turn.since and not pin.is_returning:
                 self.pins.revalue(pin, min(pin.rank[0], 0.0))
-        return None if awaited is None else awaited.blocks
 
-    def unexpect(self, program: str, request_id: str) -> None:
-        """The request went away before it took the pin over: the deadline counts again."""
-        pin = self.awaited(program, request_id)
-        if pin is not None:
-            self.pins.unexpect(pin, request_id)
+    def unexpect(self, turn: Turn) -> None:
+        """The turn went away before it took its pin over: the deadline counts again."""
+        if (pin := turn.pin) is not None:
+            self.pins.unexpect(pin, turn)
             self._changed(pin)
 
     # --- end --------------------------------------------------------------------------
@@ -182,8 +173,7 @@ class Retention:
     def _make_wish(self, pin: LivePin) -> None:
         """The time for which the policy wanted the pin is over: it gives way before all pins that
         are no wish."""
-        pin.is_wish = True
-        self.pins.revalue(pin, -math.inf)
+        self.pins.make_wish(pin)
         self.num_wish_blocks += len(pin.blocks)
 
     def _end(self, pin: LivePin, cause: PinEnd, now: float) -> None:
@@ -203,5 +193,5 @@ class Retention:
         differ."""
         if pin.first_waiting is not None:
             for queue in self.queues:
-                queue.rerank(pin.first_waiting)
+                queue.rerank(pin.first_waiting.request_id)
         self._waker.set(self.pins.next_deadline())

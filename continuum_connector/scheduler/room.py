@@ -87,8 +87,7 @@ class Room:
         """
         need = need if others_run else min(need, 1)
         claim = self._claim(request_id, turn, bool(need) and others_run, now)
-        awaited = self._retention.awaited(claim.program, request_id)
-        own = [] if awaited is None else [awaited]
+        own = [turn.pin] if turn is not None and turn.pin is not None else []
         taken, blocks = self._without_pins(attempt, request_id, need, own, claim)
         for pin in taken:
             self._retention.gave_way(pin, now)

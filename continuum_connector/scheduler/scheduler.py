@@ -15,7 +15,7 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.kept import Kept
-from continuum_connector.programs.program import Identity, Program, ProgramTable
+from continuum_connector.programs.program import ProgramTable
 from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
@@ -30,7 +30,15 @@ from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
-from continuum_connector.scheduler.turns import BY_ITSELF, StopStrings, Turn, TurnEnd, Turns
+from continuum_connector.scheduler.turns import (
+    BY_ITSELF,
+    State,
+    StopStrings,
+    Turn,
+    TurnEnd,
+    Turns,
+    strays,
+)
 from continuum_connector.scheduler.waiting import Bus, FromBelow
 
 
@@ -50,6 +58,7 @@ class Parts:
     max_loras: int
     pop_blocks: Callable[[str], list[Any]] | None
     """A request's blocks, which vLLM frees no more; None where it must free them itself."""
+    is_vram_empty: Callable[[], bool]
 
 
 class SchedulerSide:
@@ -75,12 +84,14 @@ class SchedulerSide:
         self._lends = policy.ranks_dram  # others go by last use, whoever has what
         rank_at = self._worth.rank_at if policy.ranks_dram else None
         self.tier = parts.make_tier(rank_at, self.turns.has_waiting)
-        self._none_found: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
+        self._nothing_below: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
+        self._none_found: Mapping[str, int] = {"vram": 0, **self._nothing_below}
         self._build_waits(config, parts.max_loras)
         self._build_decisions(config)
         self.room = Room(self._pool, self.retention, self.decider, costs)
         self.steps = Steps(
-            self.retention, self.tier, self.decider, self.records, self.room, parts.waker
+            *(self.retention, self.tier, self.decider, self.records, self.room),
+            *(parts.waker, parts.is_vram_empty),
         )
         self._epochs = self.steps.epochs
 
@@ -141,33 +152,38 @@ class SchedulerSide:
         if self.adapters.arrived(request):
             self.steps.new_epoch(Cause.WEIGHTS, now, "lora_request")
         self._stop_strings.expect(request)
-        program, identity = self._identify(request, now)
-        turn = Turn(
-            *(program, identity, program.num_turns, now),
-            # It may already have KV, if it came while we were switched off.
-            epoch=self._epochs.of_kv(request.num_computed_tokens),
-            max_head_start_s=self._max_head_start_s,
-            tier_tokens=self._none_found,
-        )
-        turn.is_stray = turn.strays(request.block_hashes)
-        if not turn.is_stray:
-            turn.since = program.left_by(request.block_hashes)
-            turn.diverged = program.comes(turn.since, identity, request, self.groups.hash_size)
-            self._answers.came_back(program, request.block_hashes)
+        turn = self._recognise(request, now)
+        program = turn.program
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)
-        self.turns.begin(request.request_id, turn)
+        self.turns.begin(turn)
         gap_s = self.decider.arrived(turn, now)  # before it is read for: it is not away any more
         self.from_below.expect(turn, request, now)
-        pin = None if turn.is_stray else self.retention.expect(request, program)
-        self.records.arrived(request, turn, pin is not None, gap_s, now)
+        returns = not turn.is_stray and self.retention.expect(turn, request.block_hashes)
+        self.records.arrived(request, turn, returns, gap_s, now)
         return turn
 
-    def _identify(self, request: Any, now: float) -> tuple[Program, Identity]:
+    def _recognise(self, request: Any, now: float) -> Turn:
+        """Whose turn it is, and what of its program it continues."""
         identity, hints = identify_request(request)
         hashes, num_tokens = request.block_hashes, request.num_prompt_tokens
         tokens = request.prompt_token_ids
-        return self.programs.begin_turn(identity, hashes, now, hints, num_tokens, tokens)
+        program, identity = self.programs.begin_turn(
+            identity, hashes, now, hints, num_tokens, tokens
+        )
+        is_stray, since, diverged = strays(program, identity, hashes), None, None
+        if not is_stray:
+            since = program.left_by(hashes)
+            diverged = program.comes(since, identity, request, self.groups.hash_size)
+            self._answers.came_back(program, hashes)
+        return Turn(
+            *(request.request_id, program, identity, program.num_turns, now),
+            *(is_stray, since, diverged),
+            # It may already have KV, if it came while we were switched off.
+            epoch=self._epochs.of_kv(request.num_computed_tokens),
+            max_head_start_s=self._max_head_start_s,
+            hit_tokens=self._none_found,
+        )
 
     def rank(self, request: Any, is_preempted: bool) -> tuple[Any, ...]:
         """The place of a waiting request; lower is earlier.
@@ -178,22 +194,19 @@ class SchedulerSide:
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
             return (not is_preempted, math.inf, math.inf)
-        pin = self.retention.awaited(turn.program.key, request.request_id)
-        is_ahead = pin is not None and pin.leads(request.request_id)
-        return (not is_preempted, turn.place(is_ahead), turn.arrival)
+        return (not is_preempted, turn.place(), turn.arrival)
 
     def victim_rank(self, request: Any) -> tuple[Any, ...]:
         """The rank of a running request as a victim: the largest is preempted first.
 
         That is the turn of the program that came last (Continuum, section 4.3), within the bounds
-        of the head start. A program's last turn ranks half the head start earlier. A request that
-        we do not know ran while we were off, and is preempted before all others.
+        of the head start. A request that we do not know ran while we were off, and is preempted
+        before all others.
         """
         turn = self.turns.get(request.request_id)
         if turn is None:
             return (math.inf, math.inf)
-        is_last = bool(turn.identity.hints.final) and not turn.is_stray
-        return (turn.place(is_last), turn.arrival)
+        return (turn.victim_place(), turn.arrival)
 
     # --- admission --------------------------------------------------------------------
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int | None, bool]:
@@ -203,9 +216,7 @@ class SchedulerSide:
         self.adapters.left(request.request_id)
         if self.from_below.asked(turn, request, now):
             return None, False
-        if not turn.is_admitted:
-            turn.vram_tokens = num_vram_tokens
-        turn.epoch = self._epochs.of_hit(num_vram_tokens)
+        turn.looked_up(num_vram_tokens, self._epochs.of_hit(num_vram_tokens))
         num_tokens = self.tier.find(request, num_vram_tokens)
         num_blocks = self.groups.least_blocks(num_tokens)
         if num_tokens and self.bus.hold_back(request.request_id, num_blocks, now):
@@ -219,27 +230,30 @@ class SchedulerSide:
         self.steps.note_change()
         self.adapters.allocated(request, loads=num_external > 0)
         turn = self.begin_turn(request, now)
-        turn.epoch = self._epochs.of_blocks(turn.epoch, request.request_id)
-        found = self._none_found
+        turn.gets_blocks(self._epochs.of_blocks(turn.epoch, request.request_id))
+        found = self._nothing_below
         if num_external:
             found = self.tier.load(turn.program.key, request, block_ids, num_external, now)
-        if turn.is_preempted or not turn.is_admitted:
+        before = turn.state
+        self.turns.run(turn)
+        if before is not State.RUNNING:  # else it has loaded, and now computes
             in_stock = self._stock.admitted(request, turn.vram_tokens)
-        if not turn.is_admitted:
-            turn.stock_tokens = in_stock
-            self.turns.admit(request.request_id)
-            turn.tier_tokens = found
-            self.gate.found(turn, sum(turn.hit_tokens.values()))
-            self.records.admitted(request, turn, now)
-            shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
-            self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
-            if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
-                self.tier.loans.lend(turn.program.key, request, sum(turn.hit_tokens.values()))
-        elif turn.is_preempted:
-            self.records.happened("readmit", now, turn)
-        turn.is_preempted = False
-        taken = self.retention.hand_over(turn.program.key, request.request_id, turn.since, now)
-        turn.taken = taken or turn.taken
+            if before is State.WAITING:
+                turn.found(found, in_stock)
+                self._begins(turn, request, now)
+            else:
+                self.records.happened("readmit", now, turn)
+        self.retention.hand_over(turn, now)
+
+    def _begins(self, turn: Turn, request: Any, now: float) -> None:
+        """The turn runs for the first time."""
+        num_found = sum(turn.hit_tokens.values())
+        self.gate.found(turn, num_found)
+        self.records.admitted(request, turn, now)
+        shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
+        self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
+        if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
+            self.tier.loans.lend(turn.program.key, request, num_found)
 
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
@@ -256,7 +270,7 @@ class SchedulerSide:
         self.adapters.left(request_id)
         turn = self.turns.get(request_id)
         if turn is not None:
-            turn.is_preempted = True
+            self.turns.preempt(turn)
             self._stock.preempted(request_id)
             self.tier.loans.take_back(turn.program.key)
             self.records.happened("preempt", now, turn)
@@ -275,7 +289,7 @@ class SchedulerSide:
         self.steps.note_change()
         self._stock.finished(request)
         self.room.references_dropped()
-        self.retention.unexpect(turn.program.key, request.request_id)
+        self.retention.unexpect(turn)
         # Where turns run on with older KV, their blocks are looked at when vLLM frees them.
         is_mixed = self._epochs.found_older is not None
         if self._pop_blocks is None or end not in BY_ITSELF or is_mixed:
@@ -299,7 +313,7 @@ class SchedulerSide:
         blocks = self._kept(turn, request, tables)
         if end is TurnEnd.ABORTED and not self._stop_strings.went_away(request):
             end = TurnEnd.STOP
-        turn.is_stray = turn.strays(request.block_hashes)  # others may have ended since its arrival
+        turn.ends(request.block_hashes)
         self.programs.end_turn(
             turn.program,
             turn.identity.hints,
@@ -367,9 +381,9 @@ class SchedulerSide:
             for turn in filter(None, map(self.turns.end, list(self.turns))):
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
-            self._epochs.found_older = None  # while we are off, it does not see new requests
+            self._epochs.follow_older(None)  # while we are off, nobody sees new requests
         if self.groups.rule is not None:
-            self.groups.rule.is_on = is_on
+            self.groups.rule.switch(is_on)
         self.records.switched(is_on, now)
 
     def update_gauges(self) -> None:

@@ -7,6 +7,7 @@ It runs on the scheduler's thread; `now` is monotonic seconds, read by connector
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from continuum_connector.messages import StepPlan, WorkerReport
@@ -37,6 +38,7 @@ class Steps:
         records: Records,
         room: Room,
         waker: Any,
+        is_vram_empty: Callable[[], bool],
     ) -> None:
         self._retention = retention
         self._pins = retention.pins
@@ -45,7 +47,7 @@ class Steps:
         self._records, self._outcomes = records, records.outcomes
         self._room = room
         self._waker = waker
-        self.epochs = Epochs(retention, tier, records)
+        self.epochs = Epochs(retention, tier, records, is_vram_empty)
         self._told_reason = ""
         self._owes_step = False  # metrics show a reset only after a step
         self._idle_until = -math.inf  # until then `plan` may be left out

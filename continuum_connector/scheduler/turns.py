@@ -20,6 +20,7 @@ from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.scheduler.against_stock import AgainstStock
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
+from continuum_connector.scheduler.pins import LivePin
 from continuum_connector.scheduler.tiers.base import Told
 from continuum_connector.toolcalls.reader import BackgroundTokenizer
 
@@ -36,74 +37,144 @@ class TurnEnd(enum.Enum):
 BY_ITSELF = (TurnEnd.STOP, TurnEnd.LENGTH)  # it ran, so nothing is being loaded for it
 
 
+class State(enum.Enum):
+    """Where a turn stands; `Turns` alone moves it."""
+
+    WAITING = "waiting"  # it has never run
+    RUNNING = "running"  # it computes, or loads first
+    PREEMPTED = "preempted"  # and it has not been admitted again yet
+
+
+def strays(program: Program, identity: Identity, hashes: Sequence[bytes]) -> bool:
+    """Whether a turn says `final` without continuing what its program's last turn left.
+
+    A program's id can be guessed, and a call that is no part of the program may carry it, so
+    the content must show whether the turn really ends the program. If no turn of the program
+    has left anything yet, another turn under way shows that there is more to come. A stray turn
+    has its place in the queue, and takes nothing of the program.
+    """
+    if not identity.hints.final:
+        return False
+    kept = program.kept
+    return not kept.goes_on_in(hashes) if kept.marks else program.num_active > 1
+
+
 @dataclass(eq=False)
 class Turn:
-    """`number` counts the program's turns from 1; `arrival` is monotonic seconds.
+    """One request while vLLM knows it: the one record of it. `number` counts the program's turns
+    from 1; `arrival` is monotonic seconds.
 
-    `vram_tokens`: tokens that VRAM had for the turn when it was first admitted; `tier_tokens`:
-    further tokens that each memory below VRAM had, nearest first. `stock_tokens`: what stock vLLM
-    would have had for it, None if nobody knows (stock.py). `was_asked`: vLLM has tried to
-    admit it at least once. `is_let_in`: the gate let it pass, after `held_s`. `is_stray`: what
-    `strays` last said, when it arrived or when it ended. `max_head_start_s`: how much earlier than
-    its arrival it may stand in line. `epoch`: the epoch of its oldest KV. `below`: what the
-    memory below DRAM had for it, if anything of use. `since`: when the turn of its program ended
-    that it continues, None if it continues none. `diverged`: where its prompt differs from those
-    before it, if it goes on with them and continues none. `taken`: what a pin held for it.
+    `is_stray`: what `strays` said when it arrived, or when it ended. `since`: when the turn of its
+    program ended that it continues, None if it continues none. `diverged`: where its prompt differs
+    from those before it, if it goes on with them and continues none. `epoch`: the epoch of its
+    oldest KV. `max_head_start_s`: how much earlier than its arrival it may stand in line.
+
+    `vram_tokens`: tokens that VRAM had for it when vLLM last looked before it ran; `hit_tokens`:
+    tokens of its prompt that were found, by memory, nearest first, once it runs; `stock_tokens`:
+    what stock vLLM would have had for it, None if nobody knows (stock.py). `taken`: what a pin held
+    for it. `is_let_in`: the gate let it pass, after `held_s`. `was_asked`: vLLM has tried to admit
+    it at least once. `below`: what the memory below DRAM had for it, if anything of use.
     """
 
+    request_id: str
     program: Program
     identity: Identity
     number: int
     arrival: float
-    was_asked: bool = False
-    is_admitted: bool = False
-    is_preempted: bool = False  # and it has not been admitted again yet
-    vram_tokens: int = 0
-    stock_tokens: int | None = None
     is_stray: bool = False
-    is_let_in: bool = False
-    held_s: float = 0.0
-    epoch: int = 0
-    max_head_start_s: float = 0.0
-    tier_tokens: Mapping[str, int] = field(default_factory=dict)
-    below: Told | None = None
     since: float | None = None
     diverged: Divergence | None = None
+    epoch: int = 0
+    max_head_start_s: float = 0.0
+    state: State = State.WAITING
+    vram_tokens: int = 0
+    hit_tokens: Mapping[str, int] = field(default_factory=dict)
+    stock_tokens: int | None = None
     taken: ChainBlocks = NO_BLOCKS
+    is_let_in: bool = False
+    held_s: float = 0.0
+    was_asked: bool = False
+    below: Told | None = None
+    _pin: LivePin | None = None
+    came_with: float = field(init=False)  # its program's arrival, as it was when it came
+
+    def __post_init__(self) -> None:
+        self.came_with = self.program.arrival
 
     @property
-    def hit_tokens(self) -> dict[str, int]:
-        """Tokens of its prompt that were found, by memory, nearest first."""
-        return {"vram": self.vram_tokens, **self.tier_tokens}
+    def is_admitted(self) -> bool:
+        """Whether it has run, so that it may have held blocks."""
+        return self.state is not State.WAITING
+
+    @property
+    def pin(self) -> LivePin | None:
+        """The pin that waits for it."""
+        return self._pin if self._pin is not None and self._pin.ended is None else None
 
     @property
     def against_stock(self) -> AgainstStock | None:
-        """The same tokens by who kept them; None if nobody knows."""
+        """The tokens that it found by who kept them; None if nobody knows."""
         if self.stock_tokens is None:
             return None
         return AgainstStock.of(sum(self.hit_tokens.values()), self.stock_tokens)
 
-    def place(self, is_ahead: bool = False) -> float:
+    def place(self) -> float:
         """The turn's place in line, in monotonic seconds: its program's arrival, or half the head
-        start earlier if it `is_ahead`, as when its KV is pinned. The place is never earlier than
-        its own arrival by more than the head start, so that a turn that comes later by that much
-        cannot pass turns that already wait.
+        start earlier if its KV is pinned. The place is never earlier than its own arrival by more
+        than the head start, so that a turn that comes later by that much cannot pass turns that
+        already wait.
         """
+        pin = self.pin
+        return self._place(pin is not None and pin.leads(self))
+
+    def victim_place(self) -> float:
+        """Its place among those that run: its program's last turn ranks half the head start
+        earlier."""
+        return self._place(bool(self.identity.hints.final) and not self.is_stray)
+
+    def _place(self, is_ahead: bool) -> float:
         program = self.program.arrival - (self.max_head_start_s / 2 if is_ahead else 0.0)
         return max(program, self.arrival - self.max_head_start_s)
 
-    def strays(self, hashes: Sequence[bytes]) -> bool:
-        """Whether the turn says `final` without continuing what its program's last turn left.
+    # --- what becomes of it -----------------------------------------------------------
+    def waits_with(self, pin: LivePin) -> None:
+        """It has come back for the pin."""
+        self._pin = pin
 
-        A program's id can be guessed, and a call that is no part of the program may carry it, so
-        the content must show whether the turn really ends the program. If no turn of the program
-        has left anything yet, another turn under way shows that there is more to come. A stray turn
-        has its place in the queue, and takes nothing of the program.
-        """
-        if not self.identity.hints.final:
-            return False
-        kept = self.program.kept
-        return not kept.goes_on_in(hashes) if kept.marks else self.program.num_active > 1
+    def passes_gate(self, held_s: float = 0.0) -> None:
+        """The gate lets it in, after so long."""
+        self.is_let_in, self.held_s = True, held_s
+
+    def told(self, below: Told | None) -> None:
+        """The memory below DRAM has that for it."""
+        self.below = below
+
+    def asked(self) -> None:
+        """vLLM tries to admit it."""
+        self.was_asked = True
+
+    def looked_up(self, num_vram_tokens: int, epoch: int) -> None:
+        """vLLM would admit it, and VRAM has so much for it, of this epoch or a later one."""
+        self.epoch = epoch
+        if self.state is State.WAITING:
+            self.vram_tokens = num_vram_tokens
+
+    def gets_blocks(self, epoch: int) -> None:
+        """It has its blocks, whose KV is of this epoch or a later one."""
+        self.epoch = epoch
+
+    def found(self, in_tier: Mapping[str, int], in_stock: int | None) -> None:
+        """It is about to run for the first time, and so much was there for it."""
+        self.hit_tokens = {"vram": self.vram_tokens, **in_tier}
+        self.stock_tokens = in_stock
+
+    def takes(self, blocks: ChainBlocks) -> None:
+        """It has taken over what a pin held."""
+        self.taken = blocks
+
+    def ends(self, hashes: Sequence[bytes]) -> None:
+        """It is over, with these blocks; others may have ended since its arrival."""
+        self.is_stray = strays(self.program, self.identity, hashes)
 
 
 class Turns:
@@ -115,8 +186,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._turns: dict[str, Turn] = {}
-        self._waiting: dict[str, float] = {}  # its program's arrival, as it was when the turn came
-        self._arrivals: list[float] = []  # the same values, ascending
+        self._arrivals: list[float] = []  # of the programs of those that wait, ascending
         self._num_by_program: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -128,25 +198,26 @@ class Turns:
     def get(self, request_id: str) -> Turn | None:
         return self._turns.get(request_id)
 
-    def begin(self, request_id: str, turn: Turn) -> None:
+    def begin(self, turn: Turn) -> None:
         """The turn has arrived, and waits."""
-        arrival = turn.program.arrival
-        self._turns[request_id] = turn
-        self._waiting[request_id] = arrival
-        insort(self._arrivals, arrival)
+        self._turns[turn.request_id] = turn
+        insort(self._arrivals, turn.came_with)
         self._num_by_program[turn.program.key] += 1
 
-    def admit(self, request_id: str) -> None:
-        """The turn runs for the first time."""
-        turn = self._turns[request_id]
-        turn.is_admitted = True
-        self._no_longer_waits(request_id, turn)
+    def run(self, turn: Turn) -> None:
+        """The turn is admitted, for the first time or again."""
+        if turn.state is State.WAITING:
+            self._no_longer_waits(turn)
+        turn.state = State.RUNNING
+
+    def preempt(self, turn: Turn) -> None:
+        turn.state = State.PREEMPTED
 
     def end(self, request_id: str) -> Turn | None:
         """Forget the turn and return it; None if it is not known."""
         turn = self._turns.pop(request_id, None)
-        if turn is not None and not turn.is_admitted:
-            self._no_longer_waits(request_id, turn)
+        if turn is not None and turn.state is State.WAITING:
+            self._no_longer_waits(turn)
         return turn
 
     def make_last(self, program: Program) -> None:
@@ -158,7 +229,7 @@ class Turns:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._arrivals)
 
     def has_waiting(self, program: str) -> bool:
         """Whether a turn of the program waits."""
@@ -168,8 +239,8 @@ class Turns:
         """The share of the waiting turns whose programs arrived before `arrival`."""
         return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0
 
-    def _no_longer_waits(self, request_id: str, turn: Turn) -> None:
-        del self._arrivals[bisect_left(self._arrivals, self._waiting.pop(request_id))]
+    def _no_longer_waits(self, turn: Turn) -> None:
+        del self._arrivals[bisect_left(self._arrivals, turn.came_with)]
         key = turn.program.key
         self._num_by_program[key] -= 1
         if not self._num_by_program[key]:

@@ -63,7 +63,7 @@ class Bus:
         self._num_passed += 1
         if self._num_passed >= MAX_PASSED:
             for queue in self._queues:
-                queue.is_open = False
+                queue.admit(False)
         return True
 
     def new_step(self, now: float) -> None:
@@ -71,7 +71,7 @@ class Bus:
         way, a step's share of them (MAX_PASSED), since they may not need a load any more."""
         self._num_passed = 0
         for queue in self._queues:
-            queue.is_open = True
+            queue.admit(True)
         is_idle, num_recalled, num_blocks = not self._traffic.num_loads, 0, 0
         while self._wanted:
             if num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now):
@@ -93,7 +93,7 @@ class Bus:
         while self._wanted:
             self._recall()
         for queue in self._queues:
-            queue.is_open = True
+            queue.admit(True)
 
     def left(self, request_id: str) -> None:
         """The turn is over."""
@@ -150,7 +150,7 @@ class FromBelow:
         """The turn has arrived: the tiers may begin to bring up what it wants."""
         if not self._below.brings_up or request.skip_reading_prefix_cache:
             return
-        turn.below = self._below.expect(
+        below = self._below.expect(
             turn.program.key,
             request,
             num_vram_tokens=self._num_in_vram(request),
@@ -158,6 +158,7 @@ class FromBelow:
             now=now,
             before=turn.below,
         )
+        turn.told(below)
 
     def asked(self, turn: Turn, request: Any, now: float) -> bool:
         """vLLM would admit the turn now; return whether vLLM should pass it over.
@@ -166,7 +167,7 @@ class FromBelow:
         or DRAM since it arrived. It has not been passed over yet, so its patience begins anew.
         """
         if not turn.was_asked:
-            turn.was_asked = True
+            turn.asked()
             if now - turn.arrival > AGAIN_S:
                 self.expect(turn, request, now)
         return self.awaits(request.request_id, now)

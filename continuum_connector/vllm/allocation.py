@@ -105,7 +105,7 @@ def _with_room(
     running turn, the spare blocks of running turns give way before the pins do."""
     bind = _bound_arguments(allocate)
     if rule is not None:
-        rule.gives_way = True
+        rule.give_way()
 
     def retry(request: Any, args: Any, kwargs: Any) -> Any:
         attempt = functools.partial(allocate, request, *args, **kwargs)

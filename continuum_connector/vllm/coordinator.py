@@ -97,6 +97,13 @@ class HitRule:
             wrap = self._sparing if self._keeps_answers else self._sparing_prompts
             coordinator.remove_skipped_blocks = wrap(self._remove)
 
+    def switch(self, is_on: bool) -> None:
+        self.is_on = is_on
+
+    def give_way(self) -> None:
+        """From now on an allocation that fails asks for the spare blocks."""
+        self.gives_way = True
+
     # --- at the end of a turn ---------------------------------------------------------
     def take_kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
         """The turn is over: let vLLM hash what it kept for the next one, and forget it. Return, for

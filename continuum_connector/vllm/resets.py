@@ -70,7 +70,7 @@ class Resets:
         self._queues = order.queues if order is not None else ()
         traffic, steps = side.traffic, side.steps
         self._ledger, self._holds, self._epochs = traffic.ledger, traffic.holds, steps.epochs
-        self._epochs.on_begin = self._on_begin
+        self._epochs.call_once_begun(self._on_begin)
         # Whether every block of a turn is in a table. Blocks that left a running turn's window or
         # chunk are in none and may be cached; so are blocks of a turn that ended, if another
         # connector beside ours needs vLLM's fence around them.
@@ -96,12 +96,11 @@ class Resets:
         too. `name`: `reset_connector` as vLLM got it; a client may have put the name of its weights
         there."""
         self._ours.begin_epoch(name if isinstance(name, str) else "")
-        self._epochs.is_resetting, done = True, False
+        done = False
         try:
-            with as_if_free(self._pool, self._holds.num_blocks):
+            with self._epochs.resetting(), as_if_free(self._pool, self._holds.num_blocks):
                 done = bool(own())
         finally:  # it raises if running turns were to go and a session keeps its blocks
-            self._epochs.is_resetting = False
             if done:
                 self._epochs.vram_emptied()
             else:
@@ -137,7 +136,7 @@ class Resets:
             under_way = [each for each in loads if each.request_id == request_id]
             for transfer in under_way:
                 if transfer.hold is None:  # released when it settles
-                    transfer.hold = self._holds.take_ids(transfer.blocks)
+                    transfer.keep(self._holds.take_ids(transfer.blocks))
             return bool(under_way)
 
         for request_id in forget_loaded(self._scheduler, hold_load):
@@ -162,7 +161,7 @@ class OlderTurns:
         self._theirs: set[int] = set()  # of these turns' blocks, those seen so far
         self._free = self._manager.free
         self._manager.free = self._take_along
-        epochs.found_older = self._found_theirs
+        epochs.follow_older(self._found_theirs)
         self._end_if_over()
 
     def end(self) -> None:

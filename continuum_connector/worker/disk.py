@@ -183,7 +183,7 @@ class WorkerDisk:
         if self._is_given_up:
             return
         self._stop()
-        report.disk_down = f"{why.rstrip('.')}; {_CONSEQUENCE}"
+        report.lose_disk(f"{why.rstrip('.')}; {_CONSEQUENCE}")
         logger.warning("No disk on this rank: %s", report.disk_down)
         self._let_go()
 

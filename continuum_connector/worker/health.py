@@ -99,11 +99,11 @@ def outcome_of(completion: Completion, reason: str) -> TransferOutcome:
             num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds
         )
     reason = _REASONS_OF_ERRORS.get(completion.error, reason) or _REASONS[completion.status]
-    outcome, errors = failed_because(reason), completion.disk_errors
-    if errors:
-        outcome.copied = _places(errors, 0)
-        outcome.bad = {_REASONS_OF_ERRORS[each]: _places(errors, each) for each in _OF_ONE_SLOT}
-    return outcome
+    errors = completion.disk_errors
+    if not errors:
+        return failed_because(reason)
+    bad = {_REASONS_OF_ERRORS[each]: _places(errors, each) for each in _OF_ONE_SLOT}
+    return TransferOutcome(num_failed=1, reasons=(reason,), copied=_places(errors, 0), bad=bad)
 
 
 def failed_because(reason: str) -> TransferOutcome:
@@ -120,17 +120,20 @@ _TIMEOUT_S = 2.0  # for the copies that the driver already has: one window, whic
 
 class Closer:
     """Closes one rank's engine. Nobody else may use an engine that is being closed, nor the disk
-    that uses it. `end_disk` ends the disk first, and returns False while that is inside the
-    engine."""
+    that uses it: `end_disk` ends that first, and returns False while it is inside the engine."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self.end_disk: Callable[[], bool] = lambda: True
+        self._end_disk: Callable[[], bool] = lambda: True
+
+    def end_first(self, end_disk: Callable[[], bool]) -> None:
+        """End this disk before the engine that it uses."""
+        self._end_disk = end_disk
 
     def close(self, engine: CopyEngine) -> None:
         """BLOCKS. Copies in flight get 2 s. An engine that does not close is logged and left as it
         is."""
-        if not self.end_disk():
+        if not self._end_disk():
             return
         try:
             engine.close(_TIMEOUT_S)

@@ -50,6 +50,9 @@ class Sleep:
         # back to an epoch that it named before the sleep, and the slots of that are empty now.
         self._filled: npt.NDArray[np.bool_] | None = None
 
+    def switch(self, is_on: bool) -> None:
+        self.is_on = is_on
+
     def wait(self, engine: CopyEngine, tags: Collection[int]) -> set[int]:
         """BLOCK until these transfers are over, at most DRAIN_S; return those that are not."""
         deadline = self._clock() + DRAIN_S
@@ -151,7 +154,7 @@ class RankTier:
         """
         if self._config.tier_bytes == 0:
             if self._config.dram:  # an engine's other node may have something to spare
-                self._report.tier_down = self._config.dram.why
+                self._report.lose_tier(self._config.dram.why)
             return
         num_slots = self._num_slots(layout)
         if num_slots == 0:
@@ -168,7 +171,8 @@ class RankTier:
             self.disable(str(error))
         else:
             if disk is not None and not self._is_given_up:
-                self._disk, self._closer.end_disk = disk, disk.end
+                self._disk = disk
+                self._closer.end_first(disk.end)
                 disk.start(self._engine, layout)
         self._closer.join()
 
@@ -183,7 +187,7 @@ class RankTier:
         self._is_given_up = True
         self._growth = None
         logger.warning("No DRAM tier on this rank: %s", sentence)
-        self._report.tier_down = sentence
+        self._report.lose_tier(sentence)
         if self._disk is not None:
             self._disk.give_up("there is no DRAM tier any more", self._report)
         self._close_once_idle()
@@ -192,7 +196,7 @@ class RankTier:
         """The KV cache is back, and lies where `layout` says."""
         if not self._sleep.is_on:
             return
-        self._sleep.is_on = False
+        self._sleep.switch(False)
         if self._engine is None or self._is_given_up:
             return
         try:

@@ -125,7 +125,7 @@ class ContinuumWorker(RankTier):
         none of what it held, because it is not known which weights computed that."""
         self._stale_epoch = self._epoch
         self._stale.update(self._in_flight)
-        self._report.new_weights, self._report.changed_in = how, self._epoch
+        self._report.change_weights(how, self._epoch)
         if self._disk is not None:
             self._disk.reset(self._report)
 
@@ -137,7 +137,7 @@ class ContinuumWorker(RankTier):
         """
         if self._sleep.is_on:
             return
-        self._sleep.is_on = True
+        self._sleep.switch(True)
         self.submit_stores()  # what is queued ends here
         if self._engine is None:
             return
@@ -146,7 +146,7 @@ class ContinuumWorker(RankTier):
         left = self._sleep.wait(self._engine, self._in_flight)
         self._settle_completed()
         if any(isinstance(self._in_flight.get(tag), LoadOrder | StoreOrder) for tag in left):
-            self._sleep.is_on = False
+            self._sleep.switch(False)
             raise TransferError(
                 "the driver keeps copies of the KV cache under way, so it must not be taken away; "
                 "ask again, or restart the server"

@@ -12,15 +12,21 @@ from hypothesis import strategies as st
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import NO_FORECAST, Resident
 from continuum_connector.programs.kept import Kept
-from continuum_connector.programs.program import IdentitySource, Program
+from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.decider import DramWorth
-from continuum_connector.scheduler.turns import Turns
+from continuum_connector.scheduler.turns import State, Turn, Turns
 
 SOON = Forecast.known(2.0)
 
 
-def turn_of(program: Any) -> Any:
-    return SimpleNamespace(program=program, is_admitted=False)
+def turn_of(request_id: str, program: Any) -> Turn:
+    return Turn(request_id, program, Identity(program.key, IdentitySource.CLIENT), 1, 0.0)
+
+
+def turn_named(world: World, request_id: str) -> Turn:
+    turn = world.turns.get(request_id)
+    assert turn is not None
+    return turn
 
 
 class World:
@@ -56,7 +62,7 @@ class World:
     def wait(self, *names: str) -> None:
         for name in names:
             self.programs[name].num_active += 1
-            self.turns.begin(f"turn{len(self.turns)}", turn_of(self.programs[name]))
+            self.turns.begin(turn_of(f"turn{len(self.turns)}", self.programs[name]))
 
     def shown(self, name: str, last_used: float = 50.0) -> Resident:
         self.worth.rank_at(60.0)(name, last_used)
@@ -72,7 +78,7 @@ def test_a_program_whose_turn_waits_is_shown_as_waiting_and_one_that_runs_is_not
 def test_a_program_waits_as_long_as_one_of_its_turns_does() -> None:
     world = World()
     world.wait("b", "b", "c")
-    world.turns.admit("turn0")
+    world.turns.run(turn_named(world, "turn0"))
     assert world.shown("b").is_waiting
     world.turns.end("turn1")
     assert [world.shown(name).is_waiting for name in "bc"] == [False, True]
@@ -85,25 +91,29 @@ def test_a_program_waits_as_long_as_one_of_its_turns_does() -> None:
 def test_what_is_asked_of_those_that_wait_looks_at_none_of_them() -> None:
     """Once a step at least, with thousands of them."""
 
-    class Turn:
+    class Watched:
         looks = 0
-        is_admitted = False
+        state = State.WAITING
+        came_with = 0.0
+
+        def __init__(self, request_id: str) -> None:
+            self.request_id = request_id
 
         @property
         def program(self) -> Any:
-            Turn.looks += 1
+            Watched.looks += 1
             return world.programs["b"]
 
     world = World()
     for number in range(1000):
-        turn: Any = Turn()
-        world.turns.begin(str(number), turn)
-    Turn.looks = 0
+        turn: Any = Watched(str(number))
+        world.turns.begin(turn)
+    Watched.looks = 0
     for name in "abcd":
         world.shown(name)
-    assert Turn.looks == 0
+    assert Watched.looks == 0
     world.turns.end("500")
-    assert Turn.looks == 1
+    assert Watched.looks == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abcd+-")), max_size=30))
@@ -115,11 +125,11 @@ def test_those_that_wait_are_counted_as_if_anew(steps: list[tuple[int, str]]) ->
             assert world.turns.end(request) is known.pop(request, None)
             waiting.pop(request, None)
         elif name == "+" and request in waiting:
-            world.turns.admit(request)
+            world.turns.run(turn_named(world, request))
             del waiting[request]
         elif name != "+" and request not in known:
-            turn = turn_of(world.programs[name])
-            world.turns.begin(request, turn)
+            turn = turn_of(request, world.programs[name])
+            world.turns.begin(turn)
             known[request] = waiting[request] = turn
         programs = [turn.program for turn in waiting.values()]
         assert {each: world.turns.get(each) for each in world.turns} == known

@@ -51,9 +51,9 @@ class Server:
         program.num_turns += 1
         program.num_active += 1
         identity = Identity(name, IdentitySource.CLIENT, Hints(**hints))
-        turn = Turn(program, identity, program.num_turns, self.now)
-        self.away.arrived(name, self.since.get(name), self.now)
         request = f"{name}{program.num_turns}"
+        turn = Turn(request, program, identity, program.num_turns, self.now)
+        self.away.arrived(name, self.since.get(name), self.now)
         self.turns[request] = turn
         return self.gate.holds(request, turn, tokens, len(self.turns), self.now)
 

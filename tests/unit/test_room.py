@@ -32,14 +32,10 @@ class World:
         self.pins = PinTable()
         self.ended: list[str] = []
         self.num_tries = 0
-        self.own: LivePin | None = None
         self.num_blocked = 0
         costs: Any = SimpleNamespace(mean_blocks=1.0)
         world: Any = self  # stands for Retention and Decider as well
         self.room = Room(self.pool, world, world, costs, max_wait_s=1.0)
-
-    def awaited(self, program: str, request_id: str) -> LivePin | None:
-        return self.own
 
     def gave_way(self, pin: LivePin, now: float) -> None:
         self.holds.settle_trial(pin.hold)
@@ -87,8 +83,13 @@ class World:
             enough = self.pool.get_num_free_blocks() >= number + hits
             return self.pool.take(number) if enough else None
 
-        self.own, need = own, number if bound is None else bound
-        answer = self.room.make("r", None, attempt, need, others_run=True, now=0.0)
+        need = number if bound is None else bound
+        turn: Turn | None = None
+        if own is not None:
+            program = Program(own.program, IdentitySource.CLIENT, arrival=0.0)
+            turn = Turn("r", program, Identity(own.program, program.source), 1, arrival=-9.0)
+            turn.waits_with(own)
+        answer = self.room.make("r", turn, attempt, need, others_run=True, now=0.0)
         self.holds.check()
         return answer
 
@@ -326,6 +327,6 @@ def test_a_patient_turn_gives_up_after_it_has_spared_so_many_pins(
         world.pins.revalue(world.pin(f"dear {number}", shared, arrival=1.0), 5.0)
     world.pins.revalue(world.pin_finished("late", 10, arrival=3.0), 9.0)  # it may be taken
     program = Program("waits", IdentitySource.CLIENT, arrival=2.0)
-    turn = Turn(program, Identity("waits", IdentitySource.CLIENT), 1, arrival=2.0)
+    turn = Turn("r", program, Identity("waits", IdentitySource.CLIENT), 1, arrival=2.0)
     found = world.room.make("r", turn, lambda: True, need=10, others_run=True, now=2.5)
     assert (bool(found), world.ended) == (bool(ended), ended)

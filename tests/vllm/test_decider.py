@@ -141,7 +141,7 @@ def test_a_shell_block_for_a_person_is_an_answer(end: TurnEnd, asked: Asked) -> 
     read_with(engine, Spoken("How do I run the tests?"))
     engine.run_turn("a", 100, program="person")
     program = engine.side.programs.get("job:person")
-    turn = Turn(program, Identity(program.key, program.source), 1, 0.0)
+    turn = Turn("a", program, Identity(program.key, program.source), 1, 0.0)
     assert engine.side.decider._asked(turn, engine.requests["a"], end) == asked
 
 

@@ -113,7 +113,7 @@ def first_turn(engine: Agents, **kwargs: Any) -> None:
 def test_what_was_left_is_found_in_the_nearest_memory(
     vram: int, dram: int, disk: int, found: tuple[int, ...], most: str
 ) -> None:
-    turn = Turn(*A_PROGRAM, 2, 0.0, vram_tokens=vram, tier_tokens={"dram": dram, "disk": disk})
+    turn = Turn("r", *A_PROGRAM, 2, 0.0, hit_tokens={"vram": vram, "dram": dram, "disk": disk})
     assert FoundTokens.of(100, turn, 300).against_stock is None  # nobody knows
     turn.stock_tokens = 60
     what = FoundTokens.of(100, turn, 300)

@@ -88,16 +88,20 @@ class Transfer:
     depths: tuple[int, ...] = ()
     num_ahead: int = 0
 
+    def keep(self, hold: Hold) -> None:
+        """Keep its VRAM blocks alive until it settles."""
+        self.hold = hold
+
+    def let_go(self) -> Hold | None:
+        """Return the hold on its VRAM blocks, once, for the caller to release."""
+        hold, self.hold = self.hold, None
+        return hold
+
     def __len__(self) -> int:
         """How many blocks it brings."""
         if self.kind is Kind.READ:
             return int(np.count_nonzero(self.slots >= 0))
         return len(self.slots)
-
-    def let_go(self) -> Hold | None:
-        """Return its hold, if it has it still, to be released."""
-        hold, self.hold = self.hold, None
-        return hold
 
     def copied(self) -> Flags:
         """Which slots below of a write or a read that is over every rank has copied; none if it is
