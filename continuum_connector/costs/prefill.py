@@ -48,17 +48,15 @@ class Work(NamedTuple):
         than one; others may be left out, and `num_requests` counts all. `drafts`: those of the
         tokens that are drafts. `computed`: how many tokens come before a prompt's. `context`: how
         many come before those of all requests."""
-        prompts = [
-            (num, computed(request))
-            for request, num in scheduled.items()
-            if num != 1 and num - len(drafts.get(request, ())) != 1
-        ]
-        return cls(
-            sum(num for num, _ in prompts),
-            sum(num * (cached + num / 2) for num, cached in prompts),
-            num_requests - len(prompts),
-            context - sum(cached for _, cached in prompts),
-        )
+        num_new, pairs = 0, 0.0
+        for request, num in scheduled.items():
+            if num != 1 and num - len(drafts.get(request, ())) != 1:  # a prompt
+                cached = computed(request)
+                num_new += num
+                pairs += num * (cached + num / 2)
+                num_requests -= 1
+                context -= cached
+        return cls(num_new, pairs, num_requests, context)
 
     def __bool__(self) -> bool:
         return bool(self.num_new or self.num_decodes)

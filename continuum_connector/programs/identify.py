@@ -229,9 +229,10 @@ def _session(value: object) -> _Statement:
 def _parent(statements: list[_Statement], named: _Statement, salt: str | None) -> str | None:
     """Return the key of the parent, if it was given in the same place as the program or if no
     program was given: an id means nothing in another namespace."""
-    said = [each.parent for each in (named, *statements) if each is named or each.program is None]
-    found = [parent for parent in said if parent is not None]
-    return program_key(named.namespace + found[0], salt) if found else None
+    for each in (named, *statements):
+        if each.parent is not None and (each is named or each.program is None):
+            return program_key(named.namespace + each.parent, salt)
+    return None
 
 
 def _merge(statements: list[_Statement], parent: str | None) -> Hints:

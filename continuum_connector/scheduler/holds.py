@@ -81,9 +81,7 @@ class HoldTable:
         """Make a request's own references to its `blocks` a hold: the pool counts each once, as one
         of ours."""
         hold = Hold(blocks, np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks)))
-        self.num_blocks += len(_become(self._refs, hold.ids, 1, 1))
-        num = len(_become(self._all_refs, hold.ids, 1, 1))
-        if num < len(hold):  # the pool counts others twice now: as the request's and as ours
+        if len(self._first(hold)) < len(hold):  # others count twice now, as the request's and ours
             others = (self._all_refs[hold.ids] > 1).nonzero()[0]
             self._pool.free_blocks(reversed(_those(hold.blocks, others)))
         self.num_holds += 1
@@ -122,9 +120,13 @@ class HoldTable:
         self.num_holds -= 1
 
     def _touch(self, hold: Hold) -> None:
+        self._pool.touch(_those(hold.blocks, self._first(hold)))
+
+    def _first(self, hold: Hold) -> Any:
+        """Count a reference to each of its blocks; return the places of those that had none of
+        ours before."""
         self.num_blocks += len(_become(self._refs, hold.ids, 1, 1))
-        first = _become(self._all_refs, hold.ids, 1, 1)
-        self._pool.touch(_those(hold.blocks, first))
+        return _become(self._all_refs, hold.ids, 1, 1)
 
     def _untouch(self, hold: Hold) -> None:
         self.num_blocks -= len(_become(self._refs, hold.ids, -1, 0))

@@ -212,7 +212,7 @@ class SchedulerSide:
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int | None, bool]:
         """How many tokens beyond VRAM's hit a load can bring (None: ask again later), and whether
         the load is asynchronous."""
-        turn = self.begin_turn(request, now)
+        turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
         self.adapters.left(request.request_id)
         if self.from_below.asked(turn, request, now):
             return None, False
@@ -229,7 +229,7 @@ class SchedulerSide:
         """The request owns its blocks now: queue the load of what it lacks, hand its pin over."""
         self.steps.note_change()
         self.adapters.allocated(request, loads=num_external > 0)
-        turn = self.begin_turn(request, now)
+        turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
         turn.gets_blocks(self._epochs.of_blocks(turn.epoch, request.request_id))
         found = self._nothing_below
         if num_external:

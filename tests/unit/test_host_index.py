@@ -50,6 +50,27 @@ def test_only_what_is_not_there_is_claimed() -> None:
     assert index.keys_of(index.reserve(keys("a", 5), "p", NOW)) == keys("a", 5, start=3)
 
 
+def test_what_a_programs_newest_chain_has_is_not_looked_up_again() -> None:
+    index = HostIndex(9)
+    store(index, "p", keys("a", 4))
+
+    def says(names: list[Key]) -> list[int]:
+        """Whether it is asked of the program or not, the answer is the same."""
+        found = index.slots_of(names, "p").tolist()
+        assert found == index.slots_of(names).tolist()
+        return found
+
+    assert -1 not in says(keys("a", 4))
+    assert says(keys("a", 6))[4:] == [-1, -1]
+    assert says(keys("a", 3)) == says(keys("a", 4))[:3]
+    assert says(keys("b", 6)) == [-1] * 6
+    assert -1 not in says(keys("a", 2))
+    index.release(index.acquire(index.find(keys("a", 2))[1:]), corrupt=True)  # one within it
+    assert says(keys("a", 5)).count(-1) == 2
+    store(index, "q", keys("b", 6))  # takes the slot that was lost
+    assert says(keys("a", 5))[1] == -1
+
+
 def test_a_chain_that_does_not_fit_keeps_its_head() -> None:
     index = HostIndex(4)
     assert index.keys_of(store(index, "p", keys("a", 9))) == keys("a", 4)

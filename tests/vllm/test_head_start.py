@@ -128,7 +128,7 @@ def test_a_pin_moves_its_turn_by_the_bound_and_no_further() -> None:
     engine.add("late", 20, 1, seed=3, program="late")
     engine.clock.advance(5.5)
     engine.add("back", engine.next_prompt("a", 20), 1, program="agent")
-    assert [pin.first_waiting for pin in engine.side.pins] == ["back"]
+    assert [turn.request_id for pin in engine.side.pins for turn in pin.waiting] == ["back"]
     assert waiting(engine) == ["early", "back", "late"]
 
 
@@ -199,10 +199,10 @@ def test_of_all_who_came_back_for_a_pin_one_stands_by_it_and_then_the_next() -> 
     ranks = [engine.side.rank(engine.requests[f"b{i}"], False)[1] for i in range(3)]
     assert ranks[0] < ranks[1] == ranks[2]
     engine.abort("b0")
-    assert pin.first_waiting == "b1"
+    assert pin.first_waiting is engine.side.turns.get("b1")
     assert engine.scheduler.waiting.peek_rank()[2] == ranks[0]
     engine.abort("b2")
-    assert pin.first_waiting == "b1"
+    assert pin.first_waiting is engine.side.turns.get("b1")
     engine.connector.reset_cache()
     assert engine.scheduler.waiting.peek_rank()[2] == ranks[1]
 
