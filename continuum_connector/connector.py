@@ -170,9 +170,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if turn is None or compat.is_preempted(request) or compat.holds_kv(request):
             return False
         num_known = len(self._turns)
-        return self._gate.holds(
-            request.request_id, turn, request.num_tokens, num_known, self._clock()
-        )
+        return self._gate.holds(turn, request.num_tokens, num_known, self._clock())
 
     def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
         """Yield the requests that need not wait any more for blocks from below DRAM, an adapter's
@@ -186,10 +184,10 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         yield from self._from_below.let_in(now, everybody)
         yield from self.side.adapters.let_in(everybody)
         let_in = gate.let_all_in(now) if everybody else gate.open(num_known, now)
-        for request_id, turn, because in let_in:
+        for turn, because in let_in:
             said = {"because": because.value, "held_s": turn.held_s}
             self._records.happened("let_in", now, turn, **said)
-            yield request_id
+            yield turn.request_id
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""

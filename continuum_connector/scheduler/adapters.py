@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.turns import InUse, Turn, Turns
 
 _MAX_NAMES = 4096
 _MAX_IDS = 64  # of a name; a trainer may number its steps, and API servers are a few
@@ -27,11 +28,11 @@ class Adapters:
     all there is.
     """
 
-    def __init__(self, max_loras: int, tier: Tier) -> None:
+    def __init__(self, max_loras: int, tier: Tier, turns: Turns) -> None:
         self.max_loras = max_loras
         self._tier = tier
+        self._turns = turns
         self._named: dict[str, tuple[str, set[int]]] = {}  # name -> its path, the ids it had there
-        self._of: dict[str, tuple[int, bool]] = {}  # turn -> its adapter; it does not run yet
         self._in_use: Counter[int] = Counter()  # turns by adapter
         self._awaited: Counter[int] = Counter()  # of those, turns that load, or have loaded
         self._passed: list[str] = []
@@ -68,21 +69,19 @@ class Adapters:
         ids.add(lora.adapter_id)
         return is_full or known is not None
 
-    def allocated(self, request: Any, loads: bool) -> None:
+    def allocated(self, turn: Turn, request: Any, loads: bool) -> None:
         """vLLM has admitted the turn: to load, or to run."""
         if not self.max_loras or not request.lora_request:
             return
-        self.left(request.request_id)
-        adapter = request.lora_request.adapter_id
-        self._of[request.request_id] = adapter, loads
-        self._count(adapter, loads, 1)
+        self.left(turn)
+        turn.uses(InUse(request.lora_request.adapter_id, loads))
+        self._count(turn.adapter, 1)
 
-    def left(self, request_id: str) -> None:
+    def left(self, turn: Turn) -> None:
         """The turn neither runs nor loads: it is over, was preempted, or has lost what it
         loaded."""
-        known = self._of.pop(request_id, None)
-        if known is not None:
-            self._count(*known, -1)
+        self._count(turn.adapter, -1)
+        turn.uses(None)
 
     def passes_over(self, request: Any) -> bool:
         """Whether the turn, if it were admitted, would take the place of one that loads. If so, it
@@ -99,14 +98,17 @@ class Adapters:
     def let_in(self, everybody: bool = False) -> Iterator[str]:
         """Yield the turns that were passed over, if that may be different now. `everybody`: yield
         all of them, and forget who loads, so that none is passed over again."""
-        for request_id in list(self._of) if everybody else ():
-            self.left(request_id)
+        for turn in self._turns.all() if everybody else ():
+            self.left(turn)
         if self._has_changed or everybody or not self._tier.is_up:
             passed, self._passed, self._has_changed = self._passed, [], False
             yield from passed
 
-    def _count(self, adapter: int, loads: bool, change: int) -> None:
-        for counts in (self._in_use, self._awaited) if loads else (self._in_use,):
+    def _count(self, use: InUse | None, change: int) -> None:
+        if use is None:
+            return
+        adapter = use.adapter
+        for counts in (self._in_use, self._awaited) if use.is_awaited else (self._in_use,):
             counts[adapter] += change
             if counts[adapter] == max(change, 0):  # the first turn with it, or the last
                 self._has_changed = True

@@ -20,6 +20,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from continuum_connector.costs.costs import Costs
 from continuum_connector.observe.account import Account
@@ -59,17 +60,14 @@ class Member:
     blocks: float = 0.0
 
 
-@dataclass(eq=False)
-class Held:
-    """A turn at the gate since then."""
+class Held(NamedTuple):
+    """What the gate knows of a turn: its tokens, and since when it waits here."""
 
-    request_id: str
-    turn: Turn
     num_tokens: int
     since: float
 
 
-LetIn = tuple[str, Turn, Because]  # the request's id, its turn, and why it may begin
+LetIn = tuple[Turn, Because]  # why it may begin
 
 
 class Gate:
@@ -99,7 +97,7 @@ class Gate:
         self._away = away
         self._max_programs = max_programs
         self._account = account
-        self._line: OrderedDict[str, Held] = OrderedDict()
+        self._line: OrderedDict[Turn, Held] = OrderedDict()
         self._num_held: Counter[str] = Counter()  # by program
         self.members: OrderedDict[str, Member] = OrderedDict()  # evaluated longest ago is first
         self.blocks = 0.0  # that they will need within a cycle
@@ -110,31 +108,27 @@ class Gate:
     def __len__(self) -> int:
         return len(self._line)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._line
-
     def __iter__(self) -> Iterator[str]:
-        return iter(self._line)
+        """The requests that wait here."""
+        return (turn.request_id for turn in self._line)
 
     # --- which turns are held ---------------------------------------------------------
-    def holds(
-        self, request_id: str, turn: Turn, num_tokens: int, num_known: int, now: float
-    ) -> bool:
+    def holds(self, turn: Turn, num_tokens: int, num_known: int, now: float) -> bool:
         """Whether the turn must wait here; repeated calls agree until it is let in.
 
         `num_known`: how many turns the engine has, including this one and those at the gate.
         """
-        if request_id in self._line:
+        if turn in self._line:
             return True
         if not self.is_on or turn.is_let_in:
             return False
         is_small = self._num_blocks(num_tokens) < SMALL * self._costs.mean_blocks
         if not (is_small or self._may_pass(turn)):
-            held = self._line[request_id] = Held(request_id, turn, num_tokens, now)
+            held = self._line[turn] = Held(num_tokens, now)
             self._num_held[turn.program.key] += 1
             if len(self._line) > 1 or self._why_now(held, num_known - 1, now) is None:
                 return True
-            self.left(request_id)
+            self.left(turn)
         turn.passes_gate()
         self._let_in(turn, num_tokens, not is_small, now)
         return False
@@ -143,8 +137,8 @@ class Gate:
         """Let in turns that may begin now; called before each step. `num_known`: see `holds`."""
         num_let_in = num_known - len(self._line)
         while self._line:
-            first = next(iter(self._line.values()))
-            because = self._why_now(first, num_let_in, now)
+            first, held = next(iter(self._line.items()))
+            because = self._why_now(held, num_let_in, now)
             if because is None:
                 return
             for one in self._begin(first, because, now):
@@ -154,15 +148,14 @@ class Gate:
     def let_all_in(self, now: float) -> Iterator[LetIn]:
         """Let in all turns, and follow no program any more."""
         while self._line:
-            yield from self._begin(next(iter(self._line.values())), Because.SWITCHED_OFF, now)
+            yield from self._begin(next(iter(self._line)), Because.SWITCHED_OFF, now)
         self.members.clear()
         self.blocks = 0.0
 
-    def left(self, request_id: str) -> None:
+    def left(self, turn: Turn) -> None:
         """The turn is over; if it was held, its client went away."""
-        held = self._line.pop(request_id, None)
-        if held is not None:
-            program = held.turn.program.key
+        if self._line.pop(turn, None) is not None:
+            program = turn.program.key
             self._num_held[program] -= 1
             if not self._num_held[program]:
                 del self._num_held[program]
@@ -220,16 +213,17 @@ class Gate:
         """How many tokens a program that now has `num_tokens` will have when it ends."""
         return max(num_tokens, sum(self._ends) // max(1, len(self._ends)))
 
-    def _begin(self, first: Held, because: Because, now: float) -> Iterator[LetIn]:
+    def _begin(self, first: Turn, because: Because, now: float) -> Iterator[LetIn]:
         """Let in the turn and all others of its program, because the program has begun now."""
-        program = first.turn.program
-        for held in [each for each in self._line.values() if each.turn.program is program]:
-            self.left(held.request_id)
-            held.turn.passes_gate(now - held.since)
+        for turn, held in list(self._line.items()):
+            if turn.program is not first.program:
+                continue
+            self.left(turn)
+            turn.passes_gate(now - held.since)
             self._account.count("gate_opened", label=because.value)
-            self._account.observe("gate_wait_seconds", held.turn.held_s)
-            self._let_in(held.turn, held.num_tokens, True, now)
-            yield held.request_id, held.turn, because
+            self._account.observe("gate_wait_seconds", turn.held_s)
+            self._let_in(turn, held.num_tokens, True, now)
+            yield turn, because
 
     def _let_in(self, turn: Turn, num_tokens: int, has_begun: bool, now: float) -> None:
         """The turn may be admitted. `has_begun`: all later turns of its program may be, too."""

@@ -116,8 +116,8 @@ class SchedulerSide:
     def _build_waits(self, config: ContinuumConfig, max_loras: int) -> None:
         """Build all that a turn may wait for, besides room: bus, adapter, blocks, gate."""
         costs = self.decider.costs
-        self.bus = Bus(self.traffic, costs, self.queues)
-        self.adapters = Adapters(max_loras, self.tier)
+        self.bus = Bus(self.traffic, costs, self.queues, self.turns)
+        self.adapters = Adapters(max_loras, self.tier, self.turns)
         self.from_below = FromBelow(self.tier, self._pool, self.turns, self.groups.hash_size)
         vram, tier = self._num_vram_blocks, self.tier
         self.gate = Gate(
@@ -213,13 +213,13 @@ class SchedulerSide:
         """How many tokens beyond VRAM's hit a load can bring (None: ask again later), and whether
         the load is asynchronous."""
         turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
-        self.adapters.left(request.request_id)
+        self.adapters.left(turn)
         if self.from_below.asked(turn, request, now):
             return None, False
         turn.looked_up(num_vram_tokens, self._epochs.of_hit(num_vram_tokens))
         num_tokens = self.tier.find(request, num_vram_tokens)
         num_blocks = self.groups.least_blocks(num_tokens)
-        if num_tokens and self.bus.hold_back(request.request_id, num_blocks, now):
+        if num_tokens and self.bus.hold_back(turn, num_blocks, now):
             return None, False
         return num_tokens, num_tokens > 0
 
@@ -228,8 +228,8 @@ class SchedulerSide:
     ) -> None:
         """The request owns its blocks now: queue the load of what it lacks, hand its pin over."""
         self.steps.note_change()
-        self.adapters.allocated(request, loads=num_external > 0)
         turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
+        self.adapters.allocated(turn, request, loads=num_external > 0)
         turn.gets_blocks(self._epochs.of_blocks(turn.epoch, request.request_id))
         found = self._nothing_below
         if num_external:
@@ -267,9 +267,9 @@ class SchedulerSide:
 
     def note_preempted(self, request_id: str, now: float) -> None:
         """vLLM preempted a running turn."""
-        self.adapters.left(request_id)
         turn = self.turns.get(request_id)
         if turn is not None:
+            self.adapters.left(turn)
             self.turns.preempt(turn)
             self._stock.preempted(request_id)
             self.tier.loans.take_back(turn.program.key)
@@ -281,11 +281,12 @@ class SchedulerSide:
     ) -> dict[str, Any] | None:
         """A turn is over: decide what to keep, hold it, and return what the client is told."""
         self.tier.forget_request(request.request_id)
-        for part in (self.gate, self.bus, self.adapters):
-            part.left(request.request_id)
         turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None
+        self.gate.left(turn)
+        self.bus.left(turn)
+        self.adapters.left(turn)
         self.steps.note_change()
         self._stock.finished(request)
         self.room.references_dropped()

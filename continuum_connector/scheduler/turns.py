@@ -10,9 +10,9 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -59,6 +59,14 @@ def strays(program: Program, identity: Identity, hashes: Sequence[bytes]) -> boo
     return not kept.goes_on_in(hashes) if kept.marks else program.num_active > 1
 
 
+class InUse(NamedTuple):
+    """An adapter's id. `is_awaited`: the turn that uses it loads, or has loaded, and does not run
+    yet."""
+
+    adapter: int
+    is_awaited: bool
+
+
 @dataclass(eq=False)
 class Turn:
     """One request while vLLM knows it: the one record of it. `number` counts the program's turns
@@ -74,6 +82,8 @@ class Turn:
     what stock vLLM would have had for it, None if nobody knows (stock.py). `taken`: what a pin held
     for it. `is_let_in`: the gate let it pass, after `held_s`. `was_asked`: vLLM has tried to admit
     it at least once. `below`: what the memory below DRAM had for it, if anything of use.
+    `num_wanted`: blocks that it wants to load, while it waits for the bus. `adapter`: what it uses
+    of a step's places for adapters.
     """
 
     request_id: str
@@ -95,6 +105,8 @@ class Turn:
     held_s: float = 0.0
     was_asked: bool = False
     below: Told | None = None
+    num_wanted: int = 0
+    adapter: InUse | None = None
     _pin: LivePin | None = None
     came_with: float = field(init=False)  # its program's arrival, as it was when it came
 
@@ -153,6 +165,14 @@ class Turn:
         """vLLM tries to admit it."""
         self.was_asked = True
 
+    def wants(self, num_blocks: int) -> None:
+        """It waits for the bus, to load so many blocks; 0: it no longer does."""
+        self.num_wanted = num_blocks
+
+    def uses(self, adapter: InUse | None) -> None:
+        """It runs or loads with that LoRA adapter; None: it does neither."""
+        self.adapter = adapter
+
     def looked_up(self, num_vram_tokens: int, epoch: int) -> None:
         """vLLM would admit it, and VRAM has so much for it, of this epoch or a later one."""
         self.epoch = epoch
@@ -197,6 +217,9 @@ class Turns:
 
     def get(self, request_id: str) -> Turn | None:
         return self._turns.get(request_id)
+
+    def all(self) -> Iterable[Turn]:
+        return self._turns.values()
 
     def begin(self, turn: Turn) -> None:
         """The turn has arrived, and waits."""

@@ -35,31 +35,36 @@ class Bus:
     never idles because of this, and turns that need no load pass the waiting ones.
 
     `queues`: our queues, in which turns wait. Without them no turn waits for the bus: in vLLM's
-    own queues no turn may pass another."""
+    own queues no turn may pass another. A turn's own record says what it wants."""
 
-    def __init__(self, traffic: Traffic, costs: Costs, queues: Sequence[ProgramQueue]) -> None:
+    def __init__(
+        self, traffic: Traffic, costs: Costs, queues: Sequence[ProgramQueue], turns: Turns
+    ) -> None:
         self._traffic = traffic
         self._costs = costs
         self._queues = queues
-        self._wanted: dict[str, int] = {}  # blocks of each turn that waits
+        self._turns = turns
+        self._num_waiting = 0
         self._num_passed = 0  # in this step, or the last one
         self._level = Level(TIME_CONSTANT_S)  # of turns that load, or wait to
 
     def __contains__(self, request_id: str) -> bool:
         """Whether the turn waits."""
-        return request_id in self._wanted
+        turn = self._turns.get(request_id)
+        return turn is not None and turn.num_wanted > 0
 
     @property
     def was_asked(self) -> bool:
         """Whether a turn waits, or was passed over in the last step."""
-        return bool(self._wanted or self._num_passed)
+        return bool(self._num_waiting or self._num_passed)
 
-    def hold_back(self, request_id: str, num_blocks: int, now: float) -> bool:
+    def hold_back(self, turn: Turn, num_blocks: int, now: float) -> bool:
         """Make the turn, which asks to load `num_blocks`, wait if the loads under way will take
         longer than the next step; return whether it does."""
         if not self._queues or not self._is_full(0, now):
             return False
-        self._wanted[request_id] = num_blocks
+        self._num_waiting += not turn.num_wanted
+        turn.wants(num_blocks)
         self._num_passed += 1
         if self._num_passed >= MAX_PASSED:
             for queue in self._queues:
@@ -73,7 +78,7 @@ class Bus:
         for queue in self._queues:
             queue.admit(True)
         is_idle, num_recalled, num_blocks = not self._traffic.num_loads, 0, 0
-        while self._wanted:
+        while self._num_waiting:
             if num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now):
                 return
             num_blocks += self._recall()
@@ -81,7 +86,7 @@ class Bus:
 
     def count(self, now: float) -> None:
         """A step is planned: see how many turns load, or wait to."""
-        self._level.set(self._traffic.num_loads + len(self._wanted), now)
+        self._level.set(self._traffic.num_loads + self._num_waiting, now)
 
     def num_turns(self, now: float) -> float:
         """How many do, on average: each waits longer by what another load takes the bus."""
@@ -90,25 +95,30 @@ class Bus:
     def end(self) -> None:
         """Let vLLM ask all turns again; none waits for the bus any more."""
         self._num_passed = 0
-        while self._wanted:
+        while self._num_waiting:
             self._recall()
         for queue in self._queues:
             queue.admit(True)
 
-    def left(self, request_id: str) -> None:
-        """The turn is over."""
-        self._wanted.pop(request_id, None)
+    def left(self, turn: Turn) -> int:
+        """The turn waits no more, or is over. Returns how many blocks it wanted."""
+        num_wanted = turn.num_wanted
+        self._num_waiting -= num_wanted > 0
+        turn.wants(0)
+        return num_wanted
 
     # --- parts ------------------------------------------------------------------------
     def _recall(self) -> int:
         """Let vLLM ask the first turn in line again; returns how many blocks it wanted."""
         firsts = [(first, queue) for queue in self._queues if (first := queue.first_aside)]
         if not firsts:  # the turns left stand where vLLM's own queue keeps those with KV
-            self._wanted.clear()
+            for each in self._turns.all():
+                self.left(each)
             return 0
         (_, request_id), queue = min(firsts, key=lambda each: each[0])
         queue.release(request_id)
-        return self._wanted.pop(request_id, 0)
+        turn = self._turns.get(request_id)
+        return self.left(turn) if turn is not None else 0
 
     def _is_full(self, num_more: int, now: float) -> bool:
         """Whether the loads under way and `num_more` blocks keep the bus busy until after the next

@@ -55,12 +55,12 @@ class Server:
         turn = Turn(request, program, identity, program.num_turns, self.now)
         self.away.arrived(name, self.since.get(name), self.now)
         self.turns[request] = turn
-        return self.gate.holds(request, turn, tokens, len(self.turns), self.now)
+        return self.gate.holds(turn, tokens, len(self.turns), self.now)
 
     def finish(self, request: str, tokens: int = TOKENS, is_back: bool = True) -> None:
         """The turn ends; `is_back`: its program is expected again."""
-        self.gate.left(request)
         turn = self.turns.pop(request)
+        self.gate.left(turn)
         turn.program.num_active -= 1
         turn.program.num_finished += 1
         if is_back:
@@ -75,7 +75,7 @@ class Server:
         """So much later, before a step: who is let in, and why."""
         self.now += seconds
         opened = self.gate.open(len(self.turns), self.now)
-        return {request: because for request, _, because in opened}
+        return {turn.request_id: because for turn, because in opened}
 
 
 def busy(**kwargs: Any) -> Server:
@@ -141,7 +141,7 @@ def test_with_a_turn_that_begins_begin_the_others_of_its_program() -> None:
     assert [server.turn(name) for name in "bcb"] == [True] * 3
     server.finish("a1")
     assert server.open() == {"b1": Because.EMPTY, "b2": Because.EMPTY}
-    assert list(server.gate._line) == ["c1"]
+    assert list(server.gate) == ["c1"]
     server.finish("c1")
     assert not server.gate._num_held
 
@@ -175,7 +175,7 @@ def test_a_turn_whose_client_went_away_leaves_the_line() -> None:
 def test_switched_off_everybody_is_let_in_and_nobody_followed() -> None:
     server = busy()
     assert all(server.turn(name) for name in "bc")
-    opened = {request: because for request, _, because in server.gate.let_all_in(server.now)}
+    opened = {turn.request_id: because for turn, because in server.gate.let_all_in(server.now)}
     assert opened == dict.fromkeys(("b1", "c1"), Because.SWITCHED_OFF)
     assert (len(server.gate), len(server.gate.members), server.gate.blocks) == (0, 0, 0.0)
 
@@ -316,8 +316,8 @@ class Agents(RuleBasedStateMachine):
         assert not self.deadlines
 
     def _opened(self, opened: Iterator[LetIn]) -> None:
-        for request, turn, _ in opened:
-            del self.deadlines[request]  # exactly once
+        for turn, _ in opened:
+            del self.deadlines[turn.request_id]  # exactly once
             assert turn.is_let_in
 
     @invariant()

@@ -42,7 +42,7 @@ def crowded(**kwargs: Any) -> AgentEngine:
 
 def held(engine: AgentEngine) -> list[str]:
     gate = engine.side.gate
-    return [request for request in engine.requests if request in gate]
+    return [request for request in engine.requests if request in list(gate)]
 
 
 @MODES
