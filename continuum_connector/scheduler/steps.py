@@ -69,13 +69,14 @@ class Steps:
         at = self._tier.next_look
         self._waker.set(at if at > now else math.inf, "tier")
         self._record_tier(now)
-        if not len(self._traffic):
+        if not (len(self._traffic) and self._tier.below.brings_up):
             self._idle_until = min(now + LOOK_S, self._pins.next_deadline())
         return plan
 
     def is_idle(self, now: float) -> bool:
-        """Whether `plan` has nothing to do: nothing has happened since it last ran, no copy is
-        under way, and nothing is due. This is so in most steps of a busy server."""
+        """Whether `plan` has nothing to do: nothing has happened since it last ran, nothing is due,
+        and nothing is coming up from below DRAM. Copies of VRAM may be under way. This is so in
+        most steps of a busy server."""
         return now < self._idle_until
 
     def settle(self, report: WorkerReport, now: float) -> None:

@@ -155,7 +155,8 @@ def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None
     scheduled = scheduler_output.num_scheduled_tokens
     drafts = scheduler_output.scheduled_spec_decode_tokens
     known, new = scheduler_output.scheduled_cached_reqs, scheduler_output.scheduled_new_reqs
-    if not new and scheduler_output.total_num_scheduled_tokens == len(scheduled):
+    num_drafted = sum(map(len, drafts.values()))
+    if not new and scheduler_output.total_num_scheduled_tokens == len(scheduled) + num_drafted:
         if skips_decodes:
             return None
         return Work(num_decodes=len(scheduled), decode_context=sum(known.num_computed_tokens))

@@ -8,6 +8,7 @@ import pytest
 
 from continuum_connector.costs import prefill
 from continuum_connector.costs.prefill import DECODES_PER_LOOK, Work
+from continuum_connector.vllm import compat
 from tests.vllm.harness import Engine
 
 STEP_S = 0.01
@@ -153,3 +154,18 @@ def test_costs_are_published_once_a_second_and_before_the_engine_falls_idle() ->
     assert second - first == pytest.approx(1.0, abs=0.02)
     assert last
     assert all(at > second + 0.5 for at in last)
+
+
+def test_a_step_whose_turns_only_guess_ahead_is_one_that_decodes() -> None:
+    """Such steps are the usual ones of a server with drafts, and cost no look at each turn."""
+    engine = Engine(num_drafts=3)
+    for number in range(4):
+        engine.add(f"r{number}", 40, 30, seed=number)
+    for _ in range(3):
+        engine.step()
+    step = engine.scheduler.schedule()
+    assert step.scheduled_spec_decode_tokens
+    assert compat.step_work(step, skips_decodes=True) is None
+    work = compat.step_work(step)
+    context = sum(step.scheduled_cached_reqs.num_computed_tokens)
+    assert work == Work(num_decodes=4, decode_context=context)
