@@ -31,8 +31,7 @@ IN_LAB = {
     "continuum:adaptive": "adaptive",
     "continuum:fixed_ttl": "fixed_ttl",
     "simple": "simple",
-    "lmcache-mp": "lmcache",
-}
+}  # LMCache's server is not modelled
 
 
 def predict(gpus: str) -> Path:
@@ -54,6 +53,8 @@ def predict(gpus: str) -> Path:
 def _jobs(gpus: Sequence[str]) -> Iterator[Job]:
     for gpu, size in itertools.product(gpus, SIZES):
         for arm, rate in itertools.product(size.arms, size.rates):
+            if arm not in IN_LAB:
+                continue
             params = dict(zip(KEYS, (gpu, arm, size.programs, rate), strict=True))
             yield Job(IN_LAB[arm], "eight_turns", params, seed=SEED)
 

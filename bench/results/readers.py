@@ -66,7 +66,8 @@ REPEATS_FOR_TIMES = 5  # arms run one after the other: what else a machine does 
 
 
 def ab(paths: Sequence[Path]) -> Found:
-    """Each arm's figures, means over its repeats, and tokens computed over the first arm's."""
+    """Each arm's figures, means over its repeats, tokens computed over the first arm's, and how
+    many of its answers are the first arm's."""
     runs = [run for path in paths for run in results.load(path) if run.run.state == "done"]
     arms = list(dict.fromkeys(run.run.arm for run in runs))
     repeats = len({run.run.repeat for run in runs})
@@ -79,13 +80,16 @@ def ab(paths: Sequence[Path]) -> Found:
         for arm in arms
     }
     shares = {arm: _round(means[arm][0] / means[arms[0]][0]) for arm in arms}
+    base, *others = compare.columns(runs, arms[0])
+    alike = {other.key[0]: compare.sameness(base, other) for other in others}
+    same = {arm: f"{each.same} of {each.of}" for arm, each in alike.items()}
     rows: list[list[Cell]] = [
-        [f"`{arm}`", shares[arm], *map(_round, means[arm])]
+        [f"`{arm}`", shares[arm], *map(_round, means[arm]), same.get(arm)]
         for arm in sorted(arms, key=lambda each: (each != arms[0], shares[each]))
     ]
     titles = [BY_KEY[key].title.replace("  server: ", "") for key in keys]
     cited = {f"computed {arm}": share for arm, share in shares.items()} | {"repeats": repeats}
-    columns = ["arm", f"computed / `{arms[0]}`", *titles]
+    columns = ["arm", f"computed / `{arms[0]}`", *titles, compare.SAME]
     return Found(columns, rows, cited, _versions(runs))
 
 

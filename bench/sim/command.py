@@ -28,10 +28,10 @@ from bench.sim.workloads.registry import RECORDED, WORKLOADS, at_rate
 from continuum_connector.tools.cli.ending import ToldError
 
 PUBLISHED_RATES = (1, 3, 6, 10, 15)
-PUBLISHED_ARMS = ("stock", "stock+order", "lmcache", "simple+order", "paper", "adaptive")
+PUBLISHED_ARMS = ("stock", "stock+order", "simple+order", "paper", "adaptive")
 SWEEPS = {  # jobs that belong together
-    "published": "the published sweep's 20 points, 6 arms: 4 GPUs at 1, 3, 6, 10, 15 programs/s, "
-    "120 runs",
+    "published": "the published sweep's 20 points, 5 arms: 4 GPUs at 1, 3, 6, 10, 15 programs/s, "
+    "100 runs",
 }
 
 

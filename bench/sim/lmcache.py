@@ -1,20 +1,27 @@
-"""LmcacheModel: what LMCache 0.3 to 0.5 does behind LMCacheConnectorV1, as a connector of ours.
+"""LmcacheModel: what LMCache 0.3.7 does behind LMCacheConnectorV1, as a connector of ours.
 
-A model, not LMCache: its engine needs a GPU. Taken from its vllm_v1_adapter.py and LocalCPUBackend:
+A model, not LMCache: its engine needs a GPU. It is off by up to 1.7 against what was measured
+(FINDINGS.md), so no claim rests on it. From vllm_v1_adapter.py, cache_engine.py,
+local_cpu_backend.py and gpu_connector.py of that release:
 
-- text is kept in chunks of 256 tokens; what is left of a prompt behind the last one is not kept;
+- text is kept in chunks of 256 tokens; what is left of a prompt behind the last one is kept too
+  (`save_unfull_chunk`), and only the same prompt finds it;
 - `get_num_new_matched_tokens` looks up how many leading chunks are in DRAM, and what VRAM lacks of
-  them is loaded before the step's forward pass, which waits for it;
-- every chunk of a prompt that a step completes is stored after the forward pass, and the step
-  waits for that too (`wait_for_save`); answers are not stored (`save_decode_cache` is off);
-- DRAM is one LRU list of chunks; to find or store a chunk is to use it.
+  them is loaded, whole chunks, before the step's forward pass, which waits (`load_stream`);
+- what a step completes of a prompt is stored after the forward pass, and the step waits for that
+  too (`wait_for_save`, a `store_stream.synchronize` a chunk); answers are not stored;
+- DRAM is one LRU list of chunks: to be found is to be used, a prompt's last chunk first, so its
+  tail leaves before its head; what is stored again keeps its place;
+- a turn that resumes after a preemption is not loaded, though vLLM counts it as computed.
 
-Not modelled: its gather kernels, its page-locked allocator, its eviction's own time.
+Not modelled: its gather kernels, its allocator's gaps, its eviction's own time. Its server of
+today (LMCacheMPConnector, copies in another process) is none of this.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,9 +43,11 @@ class LmcacheStep(KVConnectorMetadata):
 
 @dataclass
 class _Tracked:
-    """A request in the engine. `num_kept`: leading chunks that it need not store."""
+    """A request in the engine, LMCache's RequestTracker. `num_seen`: tokens that have been
+    scheduled; `num_kept`: leading ones that it need not store."""
 
     request: Any
+    num_seen: int
     num_kept: int
 
 
@@ -56,37 +65,53 @@ class LmcacheModel(KVConnectorBase_V1):
                 f"a chunk of {CHUNK} tokens is no whole number of blocks of {block_size}, so no "
                 "chunk would have a hash; choose a block size that divides it"
             )
-        self._capacity = extra["num_tokens"] // CHUNK
+        self._room = extra["num_tokens"]  # that is free
         self._blocks = CHUNK // block_size
-        self._chunks: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+        self._chunks: OrderedDict[Any, int] = OrderedDict()  # key -> tokens; evicted in this order
         self._tracked: dict[str, _Tracked] = {}
+        self._found: dict[str, tuple[int, int]] = {}  # request -> tokens in DRAM, in VRAM
         self._num_loaded = 0
 
     # --- lookup and load ----------------------------------------------------------------
     def get_num_new_matched_tokens(self, request: Any, num_computed: int) -> tuple[int, bool]:
         """Tokens of the prompt that DRAM has beyond `num_computed`; all but the last at most."""
-        num_found = self._find(request) * CHUNK
+        num_found = self._find(request)
+        self._found[request.request_id] = num_found, num_computed
         return max(min(num_found, request.num_tokens - 1) - num_computed, 0), False
 
     def _find(self, request: Any) -> int:
-        """Leading chunks that DRAM has, each of them used by being found."""
-        num_found = 0
-        for i in range(request.num_tokens // CHUNK):
-            key = self._key(request, i)
+        """Tokens of the leading chunks that DRAM has. To be found is to be used, the last chunk
+        first (`touch_cache`): of one prompt the tail is evicted before the head."""
+        found = []
+        for key, _ in self._keys(request, 0, request.num_prompt_tokens):
             if key not in self._chunks:
                 break
+            found.append(key)
+        for key in reversed(found):
             self._chunks.move_to_end(key)
-            num_found += 1
-        return num_found
+        return sum(self._chunks[key] for key in found)
 
-    def _key(self, request: Any, chunk: int) -> bytes:
-        """Hashes are chained: that of a chunk's last block names all text up to its end."""
-        key: bytes = request.block_hashes[(chunk + 1) * self._blocks - 1]
-        return key
+    def _keys(self, request: Any, start: int, end: int) -> Iterator[tuple[Any, int]]:
+        """Name and length of the chunks of the text from `start`, where one begins, to `end`.
+
+        Hashes are chained: that of a chunk's last block names all text up to its end. Of a partial
+        chunk nothing is asked but whether it is the same prompt's.
+        """
+        for first in range(start, end, CHUNK):
+            if first + CHUNK <= end:
+                yield request.block_hashes[first // CHUNK * self._blocks + self._blocks - 1], CHUNK
+            else:
+                yield (request.request_id, end), end - first
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external: int) -> None:
-        self._num_loaded += num_external
-        self._tracked[request.request_id] = _Tracked(request, self._find(request))
+        num_found, num_computed = self._found.pop(request.request_id)
+        if request.request_id in self._tracked:
+            return  # it was preempted: what it is to load is counted as computed, and not loaded
+        if num_external:
+            self._num_loaded += num_found - num_computed // CHUNK * CHUNK
+        self._tracked[request.request_id] = _Tracked(
+            request, num_computed + num_external, num_found
+        )
 
     # --- store --------------------------------------------------------------------------
     def build_connector_meta(self, scheduler_output: Any) -> LmcacheStep:
@@ -95,23 +120,31 @@ class LmcacheModel(KVConnectorBase_V1):
             tracked = self._tracked.get(request_id)
             if tracked is not None:
                 num_stored += self._store(tracked, num_tokens)
-        step = LmcacheStep(num_loaded=self._num_loaded, num_stored=num_stored * CHUNK)
+        step = LmcacheStep(num_loaded=self._num_loaded, num_stored=num_stored)
         self._num_loaded = 0
         return step
 
     def _store(self, tracked: _Tracked, num_tokens: int) -> int:
-        """Keep the chunks of the prompt that this step completes; return how many are new."""
-        request, num_new = tracked.request, 0
-        computed = min(request.num_computed_tokens + num_tokens, request.num_prompt_tokens)
-        for i in range(tracked.num_kept, computed // CHUNK):
-            key = self._key(request, i)
-            num_new += key not in self._chunks
-            self._chunks[key] = None
-            self._chunks.move_to_end(key)
-        tracked.num_kept = max(tracked.num_kept, computed // CHUNK)
-        while len(self._chunks) > self._capacity:
-            self._chunks.popitem(last=False)
-        return num_new
+        """Keep the chunks of the prompt that this step completes; return their tokens."""
+        request = tracked.request
+        tracked.num_seen = min(tracked.num_seen + num_tokens, request.num_prompt_tokens)
+        end = tracked.num_seen
+        if end < request.num_prompt_tokens:
+            end = end // CHUNK * CHUNK
+        if tracked.num_kept >= end:
+            return 0
+        new = list(self._keys(request, tracked.num_kept // CHUNK * CHUNK, end))
+        tracked.num_kept = end
+        for _, num_tokens in new:  # room for all of them first, also for those that are there
+            while self._chunks and self._room < num_tokens:
+                self._room += self._chunks.popitem(last=False)[1]
+            self._room -= num_tokens
+        for key, num_tokens in new:
+            if key in self._chunks:
+                self._room += num_tokens
+            else:
+                self._chunks[key] = num_tokens
+        return sum(num_tokens for _, num_tokens in new)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         self._tracked.pop(request.request_id, None)

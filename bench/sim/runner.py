@@ -2,7 +2,7 @@
 
 Kept of each run: every total, every program's completion time, and every turn as an array of
 eight numbers (result.TurnRecord), times to 0.1 ms: some 50 bytes a turn, 0.1 MB for 255 programs
-of eight turns. Of `play_without_turns` only totals and completion times are.
+of eight turns.
 """
 
 from __future__ import annotations
@@ -74,11 +74,6 @@ def play(job: Job) -> RunRecord:
     options: dict[str, Any] = dict(job.machine)
     record = Lab(machine(**options), ARMS[job.arm], built).play()
     return msgspec.structs.replace(compact(record), seed=job.seed, note=built.note)
-
-
-def play_without_turns(job: Job) -> RunRecord:
-    """The same, of which no single turn is kept."""
-    return msgspec.structs.replace(play(job), turns=[])
 
 
 def compact(record: RunRecord) -> RunRecord:

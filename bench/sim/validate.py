@@ -2,34 +2,66 @@
 the lab makes of it.
 
 Only the FCFS column was fitted to (`mfu` and `step_s` in hardware.py); Continuum's and LMCache's
-are held out, and so are our own.
+are held out, and so are our own, and what single turns take.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from bench import markers
 from bench.cli import many, start, teaching_parser
 from bench.common.tables import markdown
 from bench.results import kept
-from bench.sim.job import Job, Plain, Result
-from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE, OUR_MACHINE, OUR_WINDOW_S, Table
-from bench.sim.runner import play_without_turns, run
+from bench.sim.job import Job, Plain
+from bench.sim.published import (
+    CONTINUUM,
+    DRAM_GB,
+    ENDS,
+    FCFS,
+    LMCACHE,
+    OUR_MACHINE,
+    OUR_WINDOW_S,
+    SECOND_TURN,
+    Table,
+)
+from bench.sim.result import RunRecord
+from bench.sim.runner import run
 
 README = Path(__file__).with_name("README.md")
+FINDINGS = README.with_name("FINDINGS.md")
 TEACH = """
 Each cell is  measured / simulated / ratio  (simulated by measured), seconds of mean JCT; `-` was
 not published. The last line of a column is its rms log error: 0.10 is off by 10 % either way.
 
   python -m bench.sim.validate                  all cells; what is in the file is not run again
   python -m bench.sim.validate --gpu H100       one GPU
-  python -m bench.sim.validate --write          and put both tables into README.md
+  python -m bench.sim.validate --write          and put the tables into README.md and FINDINGS.md
 """
+
+
+def jct(record: RunRecord) -> float:
+    """Mean completion time of a program, seconds."""
+    return fmean(record.jct_s.values())
+
+
+def turn_s(record: RunRecord, number: int) -> float:
+    """Mean seconds of the programs' turn of that number, from 1 on."""
+    return fmean(t.finished - t.arrived for t in record.turns if t.index == number - 1)
+
+
+def last_to_first(record: RunRecord) -> float:
+    """T8/T1: how much longer than a program's first turn its last one takes."""
+    return turn_s(record, 8) / turn_s(record, 1)
+
+
+def second_turn(record: RunRecord) -> float:
+    return turn_s(record, 2)
 
 
 @dataclass(frozen=True)
@@ -39,14 +71,27 @@ class Column:
     title: str
     arm: str
     table: Table
+    of: Callable[[RunRecord], float] = jct
 
 
+FORK = ("paper", "cont-pin", "released")
 COLUMNS = (
     Column("FCFS: `stock` (fitted)", "stock", FCFS),
-    Column("Continuum: `paper`", "paper", CONTINUUM),
-    Column("Continuum: `cont-pin`", "cont-pin", CONTINUUM),
-    Column("Continuum: `stock+order`, no pins", "stock+order", CONTINUUM),
+    *(Column(f"Continuum: `{arm}`", arm, CONTINUUM) for arm in FORK),
+    Column("Continuum: `stock+order`", "stock+order", CONTINUUM),
     Column("LMCache: `lmcache`", "lmcache", LMCACHE),
+)
+
+
+def _ends(policy: str) -> Table:
+    return {"H200": {rate: last / first for rate, (first, last) in ENDS[policy].items()}}
+
+
+OF_TURNS = (
+    Column("FCFS T8/T1: `stock`", "stock", _ends("FCFS"), last_to_first),
+    *(Column(f"Continuum T8/T1: `{a}`", a, _ends("Continuum"), last_to_first) for a in FORK),
+    Column("LMCache T8/T1: `lmcache`", "lmcache", _ends("LMCache"), last_to_first),
+    *(Column(f"Continuum T2, s: `{arm}`", arm, SECOND_TURN, second_turn) for arm in FORK),
 )
 OUR_ARMS = {"none": "stock", "continuum": "adaptive", "simple": "simple"}  # in the lab
 
@@ -79,36 +124,33 @@ def log_error(pairs: Iterable[tuple[float, float]]) -> float:
     return math.sqrt(sum(squares) / len(squares)) if squares else math.nan
 
 
-def mean_jct_s(results: Iterable[Result]) -> dict[str, float]:
-    """Key of each job that was run -> seconds."""
-    return {
-        result.job.key: sum(result.record.jct_s.values()) / len(result.record.jct_s)
-        for result in results
-        if result.record is not None
-    }
-
-
-def validation(jct_s: dict[str, float], gpus: Sequence[str]) -> str:
-    """The table, in Markdown."""
+def validation(
+    records: Mapping[str, RunRecord], gpus: Sequence[str], columns: Sequence[Column] = COLUMNS
+) -> str:
+    """The table of these columns, in Markdown. `records`: by the key of their job."""
     rows = []
-    pairs: dict[str, list[tuple[float, float]]] = {column.title: [] for column in COLUMNS}
+    pairs: dict[str, list[tuple[float, float]]] = {column.title: [] for column in columns}
     for gpu in gpus:
-        for rate in sorted({rate for column in COLUMNS for rate in column.table.get(gpu, {})}):
+        for rate in sorted({rate for column in columns for rate in column.table.get(gpu, {})}):
             rows.append([f"{gpu} {rate}"])
-            for column in COLUMNS:
+            for column in columns:
                 measured = column.table.get(gpu, {}).get(rate)
-                simulated = jct_s.get(job(column.arm, gpu, rate).key)
+                record = records.get(job(column.arm, gpu, rate).key)
+                simulated = column.of(record) if measured and record else None
                 rows[-1].append(_told(measured, simulated, pairs[column.title]))
     errors = [f"{log_error(each):.2f}" for each in pairs.values()]
     return markdown(["GPU, JPS", *pairs], [*rows, ["rms log error", *errors]])
 
 
-def our_validation(jct_s: dict[str, float]) -> str:
+def our_validation(records: Mapping[str, RunRecord]) -> str:
     """The table of our own runs, in Markdown."""
     rows, pairs = [], list[tuple[float, float]]()
     for (rate, seed), measured in our_runs().items():
-        simulated = {arm: jct_s.get(our_job(arm, rate, seed).key) for arm in OUR_ARMS}
-        told = (_told(measured.get(arm), simulated[arm], pairs) for arm in OUR_ARMS)
+        found = {arm: records.get(our_job(arm, rate, seed).key) for arm in OUR_ARMS}
+        told = (
+            _told(measured.get(arm), jct(record) if record else None, pairs)
+            for arm, record in found.items()
+        )
         rows.append([f"{rate} for {OUR_WINDOW_S[rate]} s, seed {seed}", *told])
     titles = ["JPS", *(f"`{arm}`: `{lab}`" for arm, lab in OUR_ARMS.items())]
     return f"{markdown(titles, rows)}\n\nrms log error: {log_error(pairs):.2f}"
@@ -136,15 +178,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     gpus = args.gpu or list(DRAM_GB)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    outcome = run(_jobs(gpus), args.out, num_workers=args.workers, play=play_without_turns)
-    jct_s = mean_jct_s(outcome.results)
-    tables = {"validation": validation(jct_s, gpus)}
+    outcome = run(_jobs(gpus), args.out, num_workers=args.workers)
+    records = {each.job.key: each.record for each in outcome.results if each.record is not None}
+    tables = {"validation": validation(records, gpus)}
     if "H200" in gpus:
-        tables["our own"] = our_validation(jct_s)
-    print("\n\n".join(tables.values()))
+        tables["our own"] = our_validation(records)
+    of_turns = {"turns": validation(records, gpus, OF_TURNS)}
+    print("\n\n".join((*tables.values(), *of_turns.values())))
     print(outcome, file=sys.stderr)
     if args.write:
         markers.rewrite(README, tables)
+        markers.rewrite(FINDINGS, of_turns)
     return outcome.exit_code
 
 

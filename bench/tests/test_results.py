@@ -66,6 +66,19 @@ def test_runs_of_the_demo_are_told_by_the_median_of_their_ratios(tmp_path: Path)
     assert (found.cited["same_answers"], found.cited["answers"]) == (30.0, 45.0)
 
 
+def test_ways_to_serve_are_told_with_how_many_answers_are_stocks(tmp_path: Path) -> None:
+    measured(tmp_path, run_of("none"), 1.0)
+    measured(tmp_path, run_of("continuum:adaptive", 2.0), 0.5)
+    measured(tmp_path, run_of("lmcache-mp", 2.0), 0.25, answer=8)
+    found = READERS["ab"]([tmp_path])
+    assert found.columns[-1] == "same answers"
+    assert {row[0]: row[-1] for row in found.rows} == {
+        "`none`": None,
+        "`continuum:adaptive`": "15 of 15",
+        "`lmcache-mp`": "0 of 15",
+    }
+
+
 def test_runs_against_servers_that_stood_are_told_beside_stocks_of_that_seed(
     tmp_path: Path,
 ) -> None:

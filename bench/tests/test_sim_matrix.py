@@ -101,6 +101,14 @@ def test_the_best_arm_is_never_one_that_knows_the_future() -> None:
     assert found.to_best == 1.0
 
 
+def test_a_model_that_errs_is_neither_the_best_arm_nor_a_rival() -> None:
+    """LMCache's, FINDINGS.md: no claim rests on it."""
+    found = judged(stock=4.0, adaptive=2.0, lmcache=1.0, lmcache_order=1.5)
+    assert found.winner == "adaptive"
+    assert found.to_best == 1.0
+    assert found.to_rival == 0.5
+
+
 def test_related_policies_are_arms_to_beat_but_no_rivals() -> None:
     found = judged(stock=4.0, adaptive=2.0, continuum=1.6, paper=2.5)
     assert found.to_best == pytest.approx(1.25)

@@ -7,12 +7,14 @@ import math
 import pytest
 
 from bench.common.plans import Span, TurnPlan
+from bench.sim import validate
 from bench.sim.agenda import Agenda, Clock
 from bench.sim.hardware import machine
 from bench.sim.load import prefill_seconds
-from bench.sim.published import CONTINUUM, DRAM_GB, FCFS, LMCACHE
+from bench.sim.published import CONTINUUM, DRAM_GB, ENDS, FCFS, LMCACHE, SECOND_TURN
 from bench.sim.step_time import step_seconds
 from bench.sim.workloads.eight_turns import eight_turns
+from bench.tests import lab_results
 from continuum_connector.costs.prefill import Work
 
 H100 = machine("H100")
@@ -129,3 +131,27 @@ def test_every_published_cell_has_its_dram() -> None:
     for table in (FCFS, CONTINUUM, LMCACHE):
         assert set(table) <= set(DRAM_GB)
         assert all(seconds > 0 for rates in table.values() for seconds in rates.values())
+
+
+def test_what_single_turns_took_is_no_more_than_what_programs_took() -> None:
+    """The published tables agree with each other: eight turns and seven tools of half a second."""
+    for policy, table in (("FCFS", FCFS), ("Continuum", CONTINUUM), ("LMCache", LMCACHE)):
+        for rate, ends in ENDS[policy].items():
+            assert sum(ends) < table["H200"][rate] - 7 * 0.5
+    for gpu, rates in SECOND_TURN.items():
+        assert all(0.3 < seconds / CONTINUUM[gpu][rate] < 0.7 for rate, seconds in rates.items())
+
+
+def test_a_column_is_held_against_what_its_runs_say_of_single_turns() -> None:
+    """Turn i + 1 of a program takes as long as any; so T8/T1 is 1 and T2 is the mean of 1 to 5."""
+    records = {
+        validate.job(arm, "H200", 10).key: lab_results.record(arm, turns=8)
+        for arm in ("stock", *validate.FORK)
+    }
+    jct = validate.validation(records, ["H200"]).splitlines()
+    row = next(line for line in jct if line.startswith("| H200 10 |"))
+    assert row == "| H200 10 | 417 / 24 / 0.06 |" + " 119 / 24 / 0.20 |" * 3 + " - | - |"
+    of_turns = validate.validation(records, ["H200"], validate.OF_TURNS).splitlines()
+    row = next(line for line in of_turns if line.startswith("| H200 10 |"))
+    ends = " 4.55 / 1 / 0.22 |" + " 0.263 / 1 / 3.81 |" * 3
+    assert row == f"| H200 10 |{ends} - |" + " 54.9 / 3 / 0.05 |" * 3

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from bench.sim.engine import Engine
 
 
+NO_BOUND_S = 86_400.0  # no run of the lab is longer
+
+
 def our_transfer(policy: str, has_tier: bool, **options: Any) -> Callable[[Machine], Any]:
     """Our connector with that policy, as an operator configures it."""
 
@@ -138,23 +141,30 @@ def _without_drive(machine: Machine, workload: Workload) -> Machine:
     return replace(machine, drive=None)
 
 
+def _fork(policy: str, title: str, name: str) -> LabArm:
+    """As Continuum's paper or its code has it: no DRAM, and an order without our bound."""
+    return ours(
+        policy, title, name=name, has_tier=False, role=Role.RIVAL, max_head_start_s=NO_BOUND_S
+    )
+
+
 OURS = (
     ours("adaptive", "ours, the default; with the machine's disk, if it has one", role=Role.OURS),
     ours("fixed_ttl", "ours, every turn pinned for 2 s and stored in DRAM, which goes by last use"),
     ours("continuum", "ours, the paper's Equation 2, with a DRAM tier"),
-    ours(
-        "continuum",
-        "the paper: Equation 2 and its order, pins only",
-        name="paper",
-        has_tier=False,
-        role=Role.RIVAL,
-    ),
-    ours(
+    _fork("continuum", "the paper: Equation 2 and its order, pins only", "paper"),
+    _fork(
         "released",
         "Continuum's released code: the paper's order, pins of 2 s after calls of fast tools only",
-        name="cont-pin",
-        has_tier=False,
-        role=Role.RIVAL,
+        "cont-pin",
+    ),
+    replace(
+        _fork(
+            "released",
+            "the same where its parser finds no call, as in the published sweep: it pins nothing",
+            "released",
+        ),
+        args=without_tools,
     ),
     replace(
         ours("stock", "InferCept's least waste, over ours", name="infercept"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bench.common.arms import Role
 from bench.sim.arms.arm import Away, LabArm, by_program, by_service, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine, Model
@@ -113,9 +114,11 @@ _BASES = (
     ),
     LabArm(
         "lmcache",
-        "a model of LMCache 0.3 to 0.5: chunks of 256 tokens, LRU, copies that the step waits for",
+        "a model of LMCache 0.3.7 that errs by up to 1.7, so compared with nobody: chunks of 256 "
+        "tokens, LRU, copies that the step waits for",
         _lmcache_transfer,
         _lmcache_worker,
+        role=Role.UNPROVEN,
         refuses=_lmcache_refuses,
     ),
 )

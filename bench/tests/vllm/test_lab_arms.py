@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from bench.sim.arms import ARMS, Asking
+from bench.sim.arms.ours import NO_BOUND_S
 from bench.sim.lab import Lab
 from bench.tests.vllm.lab import small_machine, small_workload
 from continuum_connector.forecast.forecast import Forecast
-from continuum_connector.policy.base import Resident
+from continuum_connector.policy.base import Choice, Pin, Resident
+from continuum_connector.policy.baselines import Released
 
 PATIENCE_S = 60.0  # of virtual time, for copies under way and pins that nobody comes back to
 
@@ -47,6 +50,27 @@ def test_an_arm_without_tool_names_says_all_but_them() -> None:
     )
     assert said == {**unsaid, "tools": [turn.tool]} != unsaid
     assert unsaid["program"] == plan.name
+
+
+def test_the_fork_pins_after_calls_that_its_parser_finds_in_an_order_without_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decide, whys = Released.decide, dict[str, set[str]]()
+    for name in ("cont-pin", "released"):
+        said: list[Choice] = []
+
+        def decided(*asked: Any, said: list[Choice] = said) -> Choice:
+            said.append(decide(*asked))
+            return said[-1]
+
+        monkeypatch.setattr(Released, "decide", decided)
+        lab = Lab(small_machine(), ARMS[name], small_workload())
+        assert lab.engine.connector.config.max_head_start_s == NO_BOUND_S
+        lab.play()
+        whys[name] = {each.why for each in said if isinstance(each.decision, Pin)}
+        assert len(said) == 8 * len(lab._running)
+    assert whys == {"cont-pin": whys["cont-pin"], "released": set()}
+    assert "this tool's first call" in whys["cont-pin"]
 
 
 def test_fixed_ttl_with_adaptives_order_in_dram_decides_as_one_and_ranks_as_the_other() -> None:
