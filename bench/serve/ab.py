@@ -80,6 +80,7 @@ class Experiment:
             duration_s=duration_s,
             programs=programs,
             priority=arm.priority,
+            routed=arm.routed,
         )
 
     def drams(self) -> list[Dram]:
@@ -258,6 +259,7 @@ def prepare(experiment: Experiment, cell: Cell) -> Prepared:
         block_size=experiment.server.block_size,
         on_cpu=package.on_cpu(),
         rivals=experiment.rivals,
+        vram_tokens=max(0, experiment.server.num_blocks - 1) * experiment.server.block_size,
         shims=experiment.shims,
         disk=experiment.disk / f"{cell.name}-{os.getpid()}" if cell.arm.uses_disk else None,
         disk_bytes=experiment.disk_bytes,
@@ -270,7 +272,7 @@ def prepare(experiment: Experiment, cell: Cell) -> Prepared:
         args=(*experiment.server.args, *setup.args),
         env={**experiment.server.env, **setup.env},
     )
-    return Prepared(options, setup.side, setup.disk)
+    return Prepared(options, setup.side, setup.disk, setup.front)
 
 
 def _run(task: Task, kept: Kept) -> Run:
@@ -310,14 +312,23 @@ def _serve(
     out.run.versions = versions(options.env.get("PYTHONPATH", ""))
     server, is_used = kept.serving(prepared, experiment.model, out)
     out.run.url, out.run.command = server.url, options.command(experiment.model, server.port)
-    manner = Manner(experiment.patience, WARM_UP, reset=is_used, client=experiment.client)
+    front = kept.front
+    manner = Manner(
+        experiment.patience,
+        WARM_UP,
+        reset=is_used,
+        client=experiment.client,
+        front=front.url if front else "",
+    )
     try:
         measure(server.url, load, out, manner)
     except ApiError:
-        if server.healthy():
+        if server.healthy() and (front is None or front.alive()):
             raise
     if out.run.state != "interrupted" and not server.healthy():
         out.close("died", server.cause() or f"its log does not say why: {server.log}")
+    elif out.run.state != "interrupted" and front and not front.alive():
+        out.close("died", f"the router ended: {front.last_words()}")
     if out.run.state == "done":
         check_tier(options, out.folder)
 

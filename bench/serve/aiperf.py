@@ -105,7 +105,7 @@ class Aiperf(Client):
         return {"client": f"aiperf {self.version}"}
 
     def check(self, load: Load) -> None:
-        """It plays programs in a closed loop, and sends no priority."""
+        """It plays programs in a closed loop, and sends neither priority nor header."""
         if not load.arrivals.at_once:
             raise ClientError(
                 f"--client aiperf: it plays a number of programs at a time, and the arrivals are "
@@ -115,6 +115,11 @@ class Aiperf(Client):
             raise ClientError("--client aiperf: it must know how many programs; give --programs")
         if load.priority:
             raise ClientError("--client aiperf: it sends no priority; leave out none-priority")
+        if load.routed:
+            raise ClientError(
+                "--client aiperf: it sends no X-Session-ID, so the router would know no program; "
+                "leave out router+ARM"
+            )
 
     async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
         """Write the traces, run aiperf to its end, read its records."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,8 +92,11 @@ class Patience:
 class Api:
     """A server's two APIs, as an async context manager. Any number of requests at a time."""
 
-    def __init__(self, url: str, api_key: str = "", patience: Patience | None = None) -> None:
+    def __init__(
+        self, url: str, api_key: str = "", patience: Patience | None = None, front: str = ""
+    ) -> None:
         self.url = url
+        self.front = front or url  # what is in front of the server: completions go there
         self.patience = patience or Patience()
         self._headers = {"Content-Type": "application/json"}
         if api_key:
@@ -114,7 +118,9 @@ class Api:
         if self._session is not None:
             await self._session.close()
 
-    async def complete(self, body: dict[str, Any]) -> Answer:
+    async def complete(
+        self, body: dict[str, Any], headers: Mapping[str, str] | None = None
+    ) -> Answer:
         """Send a request until it is answered or out of retries; never raises for the server.
 
         All times count from the first try: what a retry costs is seen, not hidden.
@@ -125,7 +131,7 @@ class Api:
         wait_s = self.patience.backoff_s
         for left in range(self.patience.retries, -1, -1):
             try:
-                await self._try(path, payload, answer)
+                await self._try(path, payload, answer, headers)
                 answer.error = ""
                 break
             except ApiError as failure:
@@ -155,10 +161,13 @@ class Api:
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             raise ApiError(_name(error), again=True) from None
 
-    async def _try(self, path: str, payload: bytes, answer: Answer) -> None:
+    async def _try(
+        self, path: str, payload: bytes, answer: Answer, headers: Mapping[str, str] | None
+    ) -> None:
         assert self._session is not None
+        url = self.front + path
         try:
-            async with self._session.post(self.url + path, data=payload) as response:
+            async with self._session.post(url, data=payload, headers=headers) as response:
                 if response.status != 200:
                     said = _said(response.status, await response.text())
                     raise ApiError(said, response.status in RETRIED)

@@ -10,6 +10,8 @@
     continuum-disk:POLICY, lmcache-mp-disk, offloading-fs
                           three of them with a disk below DRAM, as large for each of them
     OURS+KEY=VALUE        one of ours with a config key of its own: continuum+gate_wait_s=30
+    router+ARM            any of them behind vLLM's router, which admits programs into its VRAM
+    router:TOKENS+ARM     the same with another capacity
 
 LMCache comes from a folder of its own (`python -m bench.serve.rivals`), so that its pinned
 dependencies do not touch vLLM's. `lmcache-v1`, `simple` and `offloading` copy with CUDA: on a CPU
@@ -21,15 +23,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from bench.common.arms import Arm, Role
+from bench.serve import router
 from bench.serve.rivals import LMCACHE_ENV, LmcacheServer, missing
 from continuum_connector.config import POLICIES, load_config
 from continuum_connector.errors import ConfigError
 
+ROUTER = "router"  # in front of any other, with a capacity in tokens behind a colon
 OURS = ("continuum", "continuum-disk")  # each with a policy behind a colon, keys behind +
 PLACES = {"policy", "dram_bytes", "disk_path", "disk_bytes"}  # which the runner sets for each arm
 CHUNK = 256  # tokens; LMCache's default. On a CPU it must be a multiple of 128.
@@ -47,6 +51,7 @@ class Place:
     block_size: int
     on_cpu: bool
     rivals: Path  # where LMCache is
+    vram_tokens: int = 0  # that the servers' pool holds; 0: as the server finds
     shims: Path | None = None
     disk: Path | None = None  # where a folder of this server's own may be made
     disk_bytes: int = 0
@@ -77,6 +82,7 @@ class Setup:
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     side: LmcacheServer | None = None  # a process that must be there first
+    front: tuple[str, ...] = ()  # the options of vLLM's router before it; without any there is none
     disk: Path | None = None  # a folder that is empty when the server starts and goes with it
 
 
@@ -90,6 +96,7 @@ class ServerArm(Arm):
     priority: bool = False  # clients send the program's number
     forgets: bool = True
     uses_disk: bool = False
+    routed: bool = False  # clients name their program in a header, for the router
 
 
 def find_arm(name: str) -> ServerArm:
@@ -98,6 +105,8 @@ def find_arm(name: str) -> ServerArm:
     Raises KeyError if there is none, ConfigError if a key of ours has a value it cannot have.
     """
     kind, *added = name.split("+")
+    if kind.partition(":")[0] == ROUTER:
+        return _routed(name)
     kind, _, policy = kind.partition(":")
     if kind not in OURS:
         return ARMS[name]
@@ -112,6 +121,37 @@ def find_arm(name: str) -> ServerArm:
         setup,
         role=Role.OURS if policy == "adaptive" and not keys else Role.RELATED,
         uses_disk=uses_disk,
+    )
+
+
+def _routed(name: str) -> ServerArm:
+    """`router+ARM`, `router:TOKENS+ARM`. It remembers programs, so each load gets a new one."""
+    front, _, behind = name.partition("+")
+    text, arm = front.partition(":")[2], find_arm(behind)
+    if arm.routed or (":" in front and not (text.isdecimal() and int(text))):
+        raise KeyError(name)
+
+    def setup(place: Place) -> Setup:
+        if not router.installed():
+            raise CannotRunError(
+                f"vLLM's router is not installed, and {name} has it in front; install it with: "
+                f"pip install {router.PACKAGE} (its wheel is for Linux on x86-64)"
+            )
+        if not (tokens := int(text or place.vram_tokens)):
+            raise CannotRunError(
+                "with --blocks 0 nobody knows before the start what VRAM holds, and the router "
+                f"must be told; write it: {ROUTER}:TOKENS+{behind}"
+            )
+        return replace(arm.setup(place), front=router.scheduling(tokens))
+
+    return replace(
+        arm,
+        name=f"{front}+{arm.name}",
+        title=f"{arm.title} behind the router{text and f' ({int(text):,} tokens)'}",
+        role=Role.RIVAL if arm.role is Role.RIVAL else Role.RELATED,
+        setup=setup,
+        forgets=False,
+        routed=True,
     )
 
 

@@ -196,7 +196,8 @@ def _arm(name: str) -> ServerArm:
         return find_arm(name)
     except KeyError:
         ours = (f"{kind}:{policy}" for kind in OURS for policy in POLICIES)
-        known = f"{', '.join((*ARMS, *ours))}, and ours with +KEY=VALUE behind"
+        known = f"{', '.join((*ARMS, *ours))}, ours with +KEY=VALUE behind, "
+        known += "and any with router+ or router:TOKENS+ before"
         raise CommandError(f"--arms: {name!r} is none of {known}") from None
     except ConfigError as error:
         raise CommandError(f"--arms {name}: {error}") from None

@@ -124,6 +124,7 @@ def ab(
     \b
     Examples:
       continuum bench ab --arms none,continuum,lmcache-mp --repeats 5
+      continuum bench ab --arms none,router+none,continuum --arrivals closed:6
       continuum bench ab --dram 0.5,1,2,4 --out runs/sweep --dry-run
       continuum bench ab --workload sweep --rates 1,3,6 --dram 64GiB
       continuum bench ab --client aiperf --workload claude-code:FILE,scale=16

@@ -14,6 +14,8 @@ from bench.serve.arms import CannotRunError
 from bench.serve.metrics import parse_metrics, total
 from bench.serve.record import RunFolder
 from bench.serve.rivals import LmcacheServer
+from bench.serve.router import LOG as ROUTER_LOG
+from bench.serve.router import Router
 from bench.serve.server import ServerOptions, VllmServer
 
 ASIDE = r"ContinuumConnector steps aside: .*"
@@ -28,18 +30,20 @@ TIERS = (  # the key that asks for it, what it is, the metric that says it is th
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run starts: vLLM's server, and what must be there before it: another server, an
-    empty folder on a drive."""
+    """What a run starts: vLLM's server, what must be there before it (another server, an empty
+    folder on a drive), and the options of the router in front of it."""
 
     options: ServerOptions
     side: LmcacheServer | None
     disk: Path | None = None
+    front: tuple[str, ...] = ()
 
 
 class Kept(contextlib.ExitStack):
     """The server of one arm, kept for every load that it serves; leaving stops it."""
 
     server: VllmServer | None = None
+    front: Router | None = None
 
     def serving(self, prepared: Prepared, model: Path, out: RunFolder) -> tuple[VllmServer, bool]:
         """A healthy server, and whether it has served another load."""
@@ -59,6 +63,11 @@ class Kept(contextlib.ExitStack):
         server = VllmServer(model, out.run.name, options, log=log)
         self.server = self.enter_context(server)
         out.run.server_start_s = self.server.start_s
+        self.front = None
+        if prepared.front:
+            front = Router([server.url], prepared.front, out.folder / ROUTER_LOG)
+            out.run.front = front.command
+            self.front = self.enter_context(front)
         return self.server, False
 
 

@@ -19,6 +19,7 @@ from bench.serve.arrivals import Arrivals
 from bench.serve.programs import Source
 from bench.serve.record import RunFolder
 from bench.serve.results import Loaded, Program, Turn
+from bench.serve.router import HEADER
 from bench.serve.token_ids import Tokens
 
 LAG_EVERY_S = 0.1
@@ -37,6 +38,7 @@ class Load:
     programs: int = 0  # at most; 0: no bound but time
     hints: bool = True  # program name and last turn, in `vllm_xargs`
     priority: bool = False  # the program's number as vLLM's request priority
+    routed: bool = False  # its name in the header that vLLM's router reads
 
     def plan(self, number: int) -> ProgramPlan:
         """Program `number`."""
@@ -153,7 +155,7 @@ class _Run:
         start_s = self._driver._now()
         if self._start_s is None:
             self._start_s = start_s
-        answer = await self._driver._api.complete(self._body(index))
+        answer = await self._driver._api.complete(self._body(index), self._headers())
         self._write(index, start_s, answer)
         self._answered(index, answer)
         if answer.error or index == len(self.plan.turns) - 1:
@@ -189,6 +191,9 @@ class _Run:
                 error=error,
             )
         )
+
+    def _headers(self) -> dict[str, str] | None:
+        return {HEADER: self.plan.name} if self._load.routed else None
 
     def _body(self, index: int) -> dict[str, Any]:
         """The request: exactly that many tokens, the likeliest ones."""

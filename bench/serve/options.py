@@ -60,7 +60,11 @@ Reset = Annotated[
 ApiKey = Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="If it wants one.")]
 
 ArmNames = Annotated[
-    str, typer.Option(help="Comma-separated; the first is what the others are compared with.")
+    str,
+    typer.Option(
+        help="Comma-separated; the first is what the others are compared with. ARM+KEY=VALUE: one "
+        "of ours with a config key; router+ARM: behind vLLM's router, which holds programs back."
+    ),
 ]
 DramText = Annotated[
     str, typer.Option(help="Live KV / DRAM, like 0.5,1,2,4; or a size, like 64GiB.")

@@ -344,8 +344,12 @@ def _unfinished(runs: Sequence[Loaded]) -> Iterator[str]:
 
 
 def _commands(runs: Sequence[Loaded]) -> str:
-    """How each arm's server was started, its port aside."""
-    found = {run.run.arm: shlex.join(run.run.command) for run in reversed(runs) if run.run.command}
+    """How each arm's server was started, its port aside, and the router in front of it."""
+    found = {
+        run.run.arm: "\n".join(map(shlex.join, filter(None, (run.run.command, run.run.front))))
+        for run in reversed(runs)
+        if run.run.command
+    }
     pairs = (f"<p>{escape(arm)}</p><pre>{escape(said)}</pre>" for arm, said in found.items())
     told = "".join(pairs)
     return f"<details><summary>How each server was started</summary>{told}</details>" * bool(told)

@@ -19,6 +19,7 @@ from bench.serve.kept import Prepared
 from bench.serve.live import longest_context
 from bench.serve.load import Load
 from bench.serve.results import Run
+from bench.serve.router import Router
 from bench.serve.server import free_port
 
 START_STOP_S = 60.0  # assumed where no run is done yet; 24 s were measured with the tiny model
@@ -125,7 +126,12 @@ def _arm(experiment: Experiment, cell: Cell, prepared: Prepared | CannotRunError
     if side is not None:
         yield _line(side.env, side.command) + " &"
     own = _beyond(options.environment(), experiment.server.environment())
-    yield _line(own, options.command(experiment.model, free_port()))
+    port = free_port()
+    behind = " &" if prepared.front else ""
+    yield _line(own, options.command(experiment.model, port)) + behind
+    if prepared.front:
+        log = Path(os.devnull)
+        yield _line({}, Router([f"http://127.0.0.1:{port}"], prepared.front, log).command)
 
 
 def _beyond(environment: dict[str, str], base: Mapping[str, str]) -> dict[str, str]:

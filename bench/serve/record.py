@@ -18,7 +18,7 @@ import msgspec
 from bench.serve import results
 from bench.serve.results import Program, Run, State, Turn
 
-PACKAGES = ("continuum-connector", "vllm", "torch", "lmcache")
+PACKAGES = ("continuum-connector", "vllm", "torch", "lmcache", "vllm-router")
 
 
 class RunFolder:

@@ -10,7 +10,8 @@
         programs.jsonl       a Program per line, in the order they ended
         before.prom          the server's /metrics before the first program, as it sent them
         after.prom           and after the last one
-        server.log           of the server, where the runner started it (lmcache.log: LMCache's)
+        server.log           of the server, where the runner started it (lmcache.log: LMCache's;
+                             router.log: that of the router in front)
 
 Lines are appended as things end, so a run that was interrupted has all that was measured until
 then. Seconds are floats since the run began; a field that is not known is left out or 0.
@@ -102,6 +103,7 @@ class Run(msgspec.Struct, kw_only=True):
     url: str = ""
     model: str = ""
     command: list[str] = []  # of the server, where the runner started it
+    front: list[str] = []  # of the router in front of it
     versions: dict[str, str] = {}
     machine: dict[str, str] = {}
     started: str = ""  # local time, ISO 8601

@@ -28,6 +28,7 @@ class Manner:
     reset: bool = False  # empty the server's caches after the warm-up
     api_key: str = ""
     client: Client = field(default_factory=Client)
+    front: str = ""  # the address of what is in front of the server, if anything is
 
 
 def measure(
@@ -51,7 +52,7 @@ def measure(
 async def _measure(
     url: str, load: Load, folder: RunFolder, manner: Manner, on_turn: OnTurn | None
 ) -> State:
-    async with Api(url, manner.api_key, manner.patience) as api:
+    async with Api(url, manner.api_key, manner.patience, manner.front) as api:
         with _stopping(asyncio.current_task()) as was_stopped:
             with contextlib.suppress(asyncio.CancelledError):
                 await _prepare(api, load, folder, manner)

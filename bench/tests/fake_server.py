@@ -41,6 +41,7 @@ class FakeApi:
         self.url = ""
         self.requests: list[dict[str, Any]] = []  # without their prompts
         self.prompts: list[list[int]] = []
+        self.sessions: list[str] = []  # the header that a router reads, or ""
         self.metrics = ""  # more lines for /metrics
         self.vocab = 1 << 31  # it knows so many token ids
         self.at_once = 0
@@ -81,6 +82,7 @@ class FakeApi:
         if not body.get("stream"):
             return web.json_response({"choices": [{"index": 0, "text": "a"}]})
         self.requests.append(body)
+        self.sessions.append(request.headers.get("X-Session-ID", ""))
         self.prompts.append(prompt)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bench.common.plans import Added
-from bench.serve import cli_ab, compare, kept, results, session
+from bench.serve import cli_ab, compare, kept, results, router, session
 from bench.serve.ab import EXPERIMENT, Experiment, cells, check_folder, run_all
 from bench.serve.aiperf import Aiperf
 from bench.serve.api import Patience
@@ -23,6 +23,7 @@ from bench.serve.arms import ServerArm, Setup, find_arm
 from bench.serve.clients import ClientError
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError
+from bench.serve.router import Router
 from bench.serve.server import ServerError, ServerOptions
 from bench.tests.fake_server import FakeApi, Trouble, fake_server
 from continuum_connector.tools.cli.server import CommandError
@@ -137,6 +138,67 @@ def test_every_arm_gets_the_same_requests_and_each_repeat_its_own(
     assert str(compare.sameness(base, other)) == "yes (12/12)"
     with_priority = [request for request in api.requests if "priority" in request]
     assert [request["priority"] for request in with_priority[:3]] == [0, 1, 2]
+
+
+class FakeRouter:
+    """Stands for Router: another API, in front of the one that every server is."""
+
+    url = ""
+    alive_after = True
+
+    def __init__(self, urls: list[str], args: tuple[str, ...], log: Path) -> None:
+        self.command = ["router", *args, *urls]
+        self.log = log
+
+    def __enter__(self) -> FakeRouter:
+        self.log.write_text("out of files")
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def alive(self) -> bool:
+        return self.alive_after
+
+    last_words = Router.last_words
+
+
+@pytest.fixture
+def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
+    """The router of every arm that has one."""
+    with fake_server() as server:
+        monkeypatch.setattr(FakeRouter, "url", server.url)
+        monkeypatch.setattr(kept, "Router", FakeRouter)
+        monkeypatch.setattr(router, "installed", lambda: True)
+        yield server
+
+
+def test_what_is_behind_the_router_is_asked_through_it_by_the_programs_name(
+    api: FakeApi, front: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    api.metrics = "of_the_server 1\n"
+    wanted = experiment(model, "router+none", "none")
+    assert run_all({tmp_path / "out": wanted}) == "done"
+    plain, behind = (run for run in sorted(results.load(tmp_path / "out"), key=lambda r: r.run.arm))
+    assert [turn.answer for turn in plain.turns] == [turn.answer for turn in behind.turns]
+    warm_up, one_more = "", ""
+    names = [turn.program for turn in behind.turns]
+    assert front.sessions == [warm_up, *names, one_more]
+    assert set(api.sessions) == {""}
+    assert len(api.requests) == len(plain.turns) + 2
+    assert behind.run.front[0] == "router"
+    assert behind.run.front[-1] == api.url
+    assert not plain.run.front
+    assert "of_the_server" in (behind.folder / results.AFTER).read_text()
+
+
+def test_a_router_that_ended_under_load_is_a_run_that_died(
+    api: FakeApi, front: FakeApi, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeRouter, "alive_after", False)
+    run_all({tmp_path / "out": experiment(model, "router+none")})
+    (run,) = results.load(tmp_path / "out")
+    assert run.run.state == "died"
+    assert run.run.reason.startswith("the router ended: out of files (log: ")
 
 
 def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Path) -> None:

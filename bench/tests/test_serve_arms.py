@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.serve import cli_ab, rivals
+from bench.common.arms import is_ours
+from bench.serve import cli_ab, rivals, router
 from bench.serve.arms import ARMS, CannotRunError, Place, ServerArm, Setup, find_arm
 from bench.serve.cli_ab import read_dram, read_server_args
 from bench.serve.commands import app
@@ -248,7 +249,73 @@ def test_keys_that_no_arm_can_have_are_refused(name: str, sentence: str) -> None
         cli_ab._arm(name)
 
 
-@pytest.mark.parametrize("name", ["lmcache", "continuum:best", "none+ttl_s=3", ""])
+@pytest.fixture
+def with_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "installed", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "title"),
+    [
+        ("router+none", "router+none", "vLLM behind the router"),
+        ("router:4096+none", "router:4096+none", "vLLM behind the router (4,096 tokens)"),
+        (
+            "router+continuum+gate_wait_s=30",
+            "router+continuum:adaptive+gate_wait_s=30",
+            "Continuum adaptive, gate_wait_s=30 behind the router",
+        ),
+    ],
+)
+def test_any_arm_may_have_the_router_in_front(
+    tmp_path: Path, with_router: None, name: str, whole: str, title: str
+) -> None:
+    arm, behind = find_arm(name), find_arm(name.partition("+")[2])
+    assert (arm.name, arm.title) == (whole, title)
+    assert (arm.uses_dram, arm.uses_disk) == (behind.uses_dram, behind.uses_disk)
+    assert arm.routed
+    assert not arm.forgets, "it knows the programs of the load before"
+    assert not is_ours(arm.name)
+    setup = setup_of(name, tmp_path, vram_tokens=2048)
+    config = json.loads(setup.front[setup.front.index("--program-scheduling-config-json") + 1])
+    assert config["program_scheduling_enable_key"] == "auto"
+    assert config["token_capacity_per_dp_rank"] == (4096 if ":" in name.split("+")[0] else 2048)
+    assert replace(setup, front=()) == behind.setup(
+        Place(2**30, 128, on_cpu=True, rivals=tmp_path, vram_tokens=2048)
+    )
+
+
+def test_without_the_router_its_arm_cannot_run_and_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "installed", lambda: False)
+    with pytest.raises(CannotRunError, match=r"router\+none has it in front; install it with: pip"):
+        setup_of("router+none", tmp_path, vram_tokens=2048)
+
+
+def test_a_router_that_is_not_told_what_vram_holds_cannot_run(
+    tmp_path: Path, with_router: None
+) -> None:
+    with pytest.raises(CannotRunError, match=r"write it: router:TOKENS\+continuum"):
+        setup_of("router+continuum", tmp_path)
+    assert setup_of("router:64+continuum", tmp_path).front
+
+
+def test_a_router_that_ends_at_once_is_told(tmp_path: Path) -> None:
+    front = router.Router(["http://127.0.0.1:1"], (), tmp_path / "router.log")
+    front.command = [sys.executable, "-c", "raise SystemExit('no such policy')"]
+    with pytest.raises(ServerError, match=r"the router ended with status 1 .*: no such policy"):
+        front.__enter__()
+    assert not front.alive()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lmcache", "continuum:best", "none+ttl_s=3", ""),
+        *("router", "router+", "router:0+none", "router:+none", "router:many+none"),
+        *("router+router+none", "router+nobody"),
+    ],
+)
 def test_unknown_arms_are_refused(name: str) -> None:
     with pytest.raises(KeyError):
         find_arm(name)

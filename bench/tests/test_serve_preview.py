@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.common.plans import Added
-from bench.serve import package, results, rivals
+from bench.serve import package, results, rivals, router
 from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import CannotRunError, Place, ServerArm, Setup, find_arm
 from bench.serve.preview import START_STOP_S, preview
@@ -103,6 +103,18 @@ def test_an_arms_own_environment_is_on_its_line_and_the_others_are_named_once(
     assert side.endswith(" &")
     assert str(tmp_path / "rivals") in server.partition("PYTHONPATH=")[2].split()[0]
     assert server.startswith("LMCACHE_DISABLE_BANNER=1 ")
+
+
+def test_the_router_is_the_line_behind_its_server(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router, "installed", lambda: True)
+    wanted = experiment(model, "router+none", server=ServerOptions(num_blocks=9, block_size=32))
+    _, server, front = part(shown(wanted, tmp_path / "out"), "router+none").splitlines()
+    assert server.endswith(" &")
+    line, port = shlex.split(front), shlex.split(server)[shlex.split(server).index("--port") + 1]
+    assert line[-1] == f"http://127.0.0.1:{port}"
+    assert '"token_capacity_per_dp_rank": 256' in front
 
 
 @pytest.mark.parametrize(

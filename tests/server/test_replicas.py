@@ -6,6 +6,8 @@ The router hashes what the connector names programs by, the header `X-Session-ID
 from __future__ import annotations
 
 import importlib.util
+import json
+import urllib.error
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,6 +121,22 @@ def test_bound_by_an_agents_own_header_they_find_as_much(
     replicas: list[VllmServer], alone: tuple[Answers, float], header: str
 ) -> None:
     assert through("round_robin", replicas, *BINDING, header=header) == alone
+
+
+def test_the_routers_own_field_is_refused_by_vllm_as_an_object_and_taken_as_text(
+    replicas: list[VllmServer],
+) -> None:
+    context = {"program_id": "run-1"}
+    with router("round_robin", [replicas[0].url], *BINDING) as front:
+        ask_with(front, json.dumps(context))
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            ask_with(front, context)
+
+
+def ask_with(server: VllmServer, context: Any) -> None:
+    xargs = {"agentic_context": context}
+    body = {"model": SERVED_NAME, "prompt": [1, 2], "max_tokens": 1, "vllm_xargs": xargs}
+    server.post("/v1/completions", body)
 
 
 def test_without_affinity_hits_collapse(
