@@ -66,17 +66,15 @@ class Steps:
         self._room.new_step(self._decider.new_step(now), now)
         self._owes_step = False
         plan = self._tier.plan(now)
-        at = self._tier.next_look
-        self._waker.set(at if at > now else math.inf, "tier")
+        self._wake_for_tier(now)
         self._record_tier(now)
-        if not (len(self._traffic) and self._tier.below.brings_up):
+        if not len(self._traffic):
             self._idle_until = min(now + LOOK_S, self._pins.next_deadline())
         return plan
 
     def is_idle(self, now: float) -> bool:
-        """Whether `plan` has nothing to do: nothing has happened since it last ran, nothing is due,
-        and nothing is coming up from below DRAM. Copies of VRAM may be under way. This is so in
-        most steps of a busy server."""
+        """Whether `plan` has nothing to do: nothing has happened since it last ran, no copy is
+        under way, and nothing is due. This is so in most steps of a busy server."""
         return now < self._idle_until
 
     def settle(self, report: WorkerReport, now: float) -> None:
@@ -91,6 +89,7 @@ class Steps:
             self._records.settled(transfer, now)
             self._decider.settled(transfer, now)
             self._room.references_dropped()
+        self._wake_for_tier(now)  # for what is begun below now that a store has settled
         self._record_tier(now)
 
     def expire(self, now: float) -> None:
@@ -133,6 +132,11 @@ class Steps:
         self._retention.end_all(PinEnd.SHUTDOWN, now)
         self._waker.close()
         self._records.close(now)
+
+    def _wake_for_tier(self, now: float) -> None:
+        """Let an idle engine step when the tier wants it to. At once needs no waker."""
+        at = self._tier.next_look
+        self._waker.set(at if at > now else math.inf, "tier")
 
     def _record_tier(self, now: float) -> None:
         """Record once that a tier has failed: all memory below VRAM, or what is below DRAM."""

@@ -29,6 +29,7 @@ SEAMS = {
     "api_key": "the routes that vLLM's key guards",
     "attach": "its arguments, plugins and scheduler classes",
     "bad_hints": "how a request carries what a client sent",
+    "below": "turns that wait for what comes up, and what a load brings them",
     "bus": "turns that are passed over while the bus is busy",
     "check": "its parser, its types of caches",
     "disk": "turns that are passed over while they wait for reads",

@@ -141,3 +141,24 @@ def test_what_is_read_for_a_turn_is_worth_a_turn_that_is_back(
     assert away.forecast_of("job:p") is not None
     engine.add("b", engine.next_prompt("a", 16), 4, program="p")
     assert seen == [None]
+
+
+def test_an_idle_engine_is_woken_for_what_is_to_be_written_once_a_store_has_settled() -> None:
+    """It has no request, so only the waker lets it take the step in which the write begins."""
+    engine = on_disk(200, 40, 200)
+    times: dict[str, float] = {}
+    side = engine.connector.side
+    side.steps._waker = SimpleNamespace(set=lambda at, whose="pins": times.update({whose: at}))
+    for worker in engine.workers:
+        worker.hold = True
+    engine.add("a", 300, program="p")
+    engine.run_until_idle(until=lambda: "a" in engine.finish_reasons)
+    while len(side.traffic) == 0:
+        engine.step()
+    for worker in engine.workers:
+        worker.hold = False
+    engine.settle()
+    while engine.step():
+        engine.settle()
+    assert not len(side.traffic), "the store is over, and the write has not begun"
+    assert engine.clock() < times["tier"] < engine.clock() + 1.0

@@ -87,30 +87,17 @@ def test_whatever_happens_is_followed_by_the_next_step(async_scheduling: bool, w
 
 
 @MODES
-@pytest.mark.parametrize("brings_up", [False, True])
-def test_while_a_copy_is_under_way_steps_are_planned_only_for_what_lies_below(
-    async_scheduling: bool, brings_up: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A memory below DRAM begins what no request asks for; a copy of VRAM is looked after when it
-    settles, and whenever we look."""
+def test_a_step_is_planned_as_long_as_a_copy_is_under_way(async_scheduling: bool) -> None:
     engine = tiering.tiered(200, 400, async_scheduling=async_scheduling, hold_transfers=True)
-    side = engine.connector.side
-    monkeypatch.setattr(side.tier.below, "brings_up", brings_up)
     decoding(engine)
     engine.add("a", 100, 1, seed=1, program="a")
-    engine.run_until_idle(until=lambda: bool(len(side.traffic.ledger)))
+    engine.run_until_idle(until=lambda: bool(len(engine.connector.side.traffic.ledger)))
     for _ in range(4):
         engine.step()
-    plans = watch(side.steps, "plan")
+    plans = watch(engine.connector.side.steps, "plan")
     for _ in range(10):
         engine.step()
-    looks = 10 * engine.step_s / LOOK_S
-    assert len(plans) == 10 if brings_up else len(plans) <= looks + 1
-    plans.clear()
-    engine.settle()
-    engine.step()
-    engine.step()
-    assert plans, "it has settled"
+    assert len(plans) == 10
 
 
 def test_numbers_are_told_once_a_second_and_at_once_when_the_last_turn_has_ended() -> None:
