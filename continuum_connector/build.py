@@ -21,7 +21,7 @@ from continuum_connector.policy.hinted import Hinted
 from continuum_connector.policy.registry import make_policy
 from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.decider import Decider
-from continuum_connector.scheduler.holds import HoldTable
+from continuum_connector.scheduler.holds import HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
@@ -86,8 +86,8 @@ def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
 
 
 def settled(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, str]:
-    """Our config without what this vLLM lacks the names for, with the size of a DRAM tier that
-    nobody gave one; and why this server cannot use us, "" if it can."""
+    """Return our config, and why this server cannot use us ("" if it can). The config leaves out
+    what needs names that this vLLM lacks, and has a size of DRAM if the user gave none."""
     if why_aside := probe.why_aside(*served.features(vllm_config, kv_cache_config)):
         return ContinuumConfig(), why_aside  # what else is there may not be as we know it
     config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
@@ -133,7 +133,7 @@ def scheduler_side(
     memory = DramPlan(num_slots, slot_bytes * world_size, is_default)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
-    sizes = {"vram_blocks": pool.num_gpu_blocks - 1, "dram_blocks": num_slots}
+    sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, groups.scheduler_size, memory.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
     parts = Parts(

@@ -315,4 +315,4 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def begin_epoch(self, name: str = "", is_version: bool = False) -> None:
         """Other weights serve from now on; `name`: theirs (scheduler subclass only)."""
         cause = Cause.VERSION if is_version else Cause.RESET
-        self._steps.new_epoch(cause, self._clock(), name=name)
+        self._steps.new_epoch(cause, self._clock(), name)

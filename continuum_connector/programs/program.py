@@ -334,8 +334,12 @@ class ProgramTable:
             program.parent = program.parent or hints.parent
             if block_hashes:
                 self._lineage.register(
-                    *(program.key, block_hashes, num_prompt_blocks, program.parent),
-                    *(num_prompt_tokens, answer),
+                    program.key,
+                    block_hashes,
+                    num_prompt_blocks,
+                    program.parent,
+                    num_prompt_tokens,
+                    answer,
                 )
         self._shrink()
 

@@ -58,7 +58,7 @@ class Adapters:
             return False
         known = self._named.get(lora.name)
         is_full = known is None and len(self._named) >= _MAX_NAMES
-        if is_full:  # an epoch begins, so nothing is left that an older name could mean
+        if is_full:  # safe: our answer begins an epoch, and KV of all these names is forgotten
             self._named.clear()
         path, ids = known or (lora.path, set())
         if path == lora.path and lora.adapter_id in ids:
@@ -74,14 +74,14 @@ class Adapters:
         if not self.max_loras or not request.lora_request:
             return
         self.left(turn)
-        turn.uses(InUse(request.lora_request.adapter_id, loads))
+        turn.set_adapter(InUse(request.lora_request.adapter_id, loads))
         self._count(turn.adapter, 1)
 
     def left(self, turn: Turn) -> None:
         """The turn neither runs nor loads: it is over, was preempted, or has lost what it
         loaded."""
         self._count(turn.adapter, -1)
-        turn.uses(None)
+        turn.set_adapter(None)
 
     def passes_over(self, request: Any) -> bool:
         """Whether the turn, if it were admitted, would take the place of one that loads. If so, it

@@ -13,7 +13,6 @@ from continuum_connector.costs.costs import Costs
 from continuum_connector.observe.account import Account
 from continuum_connector.policy.base import (
     Choice,
-    Decision,
     FinishedTurn,
     Offload,
     Pin,
@@ -22,7 +21,7 @@ from continuum_connector.policy.base import (
 )
 from continuum_connector.policy.hinted import without_end, without_pin
 from continuum_connector.scheduler.decider import Decider
-from continuum_connector.scheduler.holds import BlockPool
+from continuum_connector.scheduler.holds import BlockPool, num_usable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records
@@ -66,12 +65,16 @@ class Decisions:
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
         num_lent = self._tier.loans.take_back(key, request.request_id)
         if num_lent and not (stores(choice.decision) or finished.is_last):
-            # Some of what the turn before left has gone, as this one was to store it anew; but its
-            # client went away, and may ask again, or it is not worth a store of its own.
+            # Some of the chain lent to this turn has left DRAM, because the turn was to store it
+            # anew. But its client went away, and may ask again, or it is not worth a store of its
+            # own: put back what was lent.
             lent = blocks.only(range(min(num_lent, len(blocks))))
             self._tier.store(key, lent, now, request)
         self._records.decided(turn, finished, snapshot, choice, now)
-        self._hold(choice.decision, turn, request, blocks, now)
+        if isinstance(choice.decision, Pin):  # which supersedes what the turn continues, too
+            self._retention.begin(choice.decision, turn.program, request, blocks, now)
+        elif isinstance(choice.decision, Offload):
+            self._retention.supersede(request, turn.program, PinEnd.SUPERSEDED, now)
         if finished.is_last and not turn.is_stray:
             self._retention.supersede(request, turn.program, PinEnd.PROGRAM_DONE, now)
             self._tier.demote(key, blocks, request)
@@ -82,14 +85,6 @@ class Decisions:
             # Such a pin would push out every other pin before it gave way itself.
             return without_pin(choice, "larger than max_pinned_fraction of VRAM")
         return choice
-
-    def _hold(
-        self, decision: Decision, turn: Turn, request: Any, blocks: ChainBlocks, now: float
-    ) -> None:
-        if isinstance(decision, Pin):
-            self._retention.begin(decision, turn.program, request, blocks, now)
-        if isinstance(decision, Offload):
-            self._retention.supersede(request, turn.program, PinEnd.SUPERSEDED, now)
 
 
 class Snapshots:
@@ -117,7 +112,7 @@ class Snapshots:
         wishes = min(self._retention.num_wish_blocks, pinned)  # counts a shared block once per pin
         return Snapshot(
             now=now,
-            num_blocks=self._pool.num_gpu_blocks - 1,  # one is the null block
+            num_blocks=num_usable(self._pool),
             num_free_blocks=self._pool.get_num_free_blocks() + wishes,
             num_pinned_blocks=pinned - wishes,
             num_waiting=self._turns.num_waiting,
@@ -138,7 +133,7 @@ class Snapshots:
         pinned = self._retention.num_blocks
         account.gauge("pins_live", len(self._retention.pins))
         account.gauge("held_blocks", pinned + self._traffic.num_held)
-        account.gauge("vram_blocks", self._pool.num_gpu_blocks - 1)  # one is the null block
+        account.gauge("vram_blocks", num_usable(self._pool))
         account.gauge("pinned_blocks", pinned)
         self._traffic.update_gauges()
         self._tier.update_gauges()

@@ -56,11 +56,11 @@ class Epochs:
         self._ledger = traffic.ledger
         self._records, self._account = records, records.account
 
-    def begin(self, cause: Cause, now: float, why: str = "", name: str = "") -> None:
+    def begin(self, cause: Cause, now: float, why: str = "") -> None:
         """Begin a new epoch. KV computed until now is no longer kept, and no lookup below VRAM
         finds it, even if a copy settles late.
 
-        `why`: what a worker saw. `name`: what a client calls the new weights, for the trace.
+        `why`, for the trace: what we or a worker saw, or what a client calls the new weights.
         """
         self.number = self._ledger.begin_epoch()
         self.forget_all(PinEnd.RESET, now)
@@ -70,7 +70,7 @@ class Epochs:
             self.vram_emptied()
         self._account.gauge("epoch", self.number)
         self._account.count("epochs", label=cause.value)
-        self._records.happened("epoch", now, epoch=self.number, cause=cause.value, why=why or name)
+        self._records.happened("epoch", now, epoch=self.number, cause=cause.value, why=why)
 
     def call_once_begun(self, call: Callable[[], None]) -> None:
         """Call this once we have forgotten all our blocks, because vLLM's scheduler may still have

@@ -32,7 +32,7 @@ SMALL = 0.2
 REFRESHED_PER_STEP = 4  # programs under way, while a turn is held
 NUM_ENDS = 50  # the mean size is taken over this many programs that ended
 CYCLE_WEIGHT = 1 / 20  # weight of the newest cycle in the mean
-FIRST_CYCLE_S = 1.0  # until one was seen; too short, so programs begin as if nothing were known
+FIRST_CYCLE_S = 1.0  # until one is measured; too short on purpose, so that programs may begin
 
 
 class Because(enum.Enum):
@@ -129,7 +129,7 @@ class Gate:
             if len(self._line) > 1 or self._why_now(held, num_known - 1, now) is None:
                 return True
             self.left(turn)
-        turn.passes_gate()
+        turn.let_in()
         self._let_in(turn, num_tokens, not is_small, now)
         return False
 
@@ -219,7 +219,7 @@ class Gate:
             if turn.program is not first.program:
                 continue
             self.left(turn)
-            turn.passes_gate(now - held.since)
+            turn.let_in(now - held.since)
             self._account.count("gate_opened", label=because.value)
             self._account.observe("gate_wait_seconds", turn.held_s)
             self._let_in(turn, held.num_tokens, True, now)

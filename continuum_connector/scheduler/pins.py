@@ -76,8 +76,8 @@ class LivePin:
         return next(iter(self.waiting), None)
 
     def leads(self, turn: Turn) -> bool:
-        """Whether the turn has the place in the queue of one whose KV is pinned. A pin that
-        is only a client's wish changes no turn's place."""
+        """Whether the pin gives this turn its head start in the queue. Only the first turn that is
+        back for it has that, and none if the pin is only a client's wish."""
         return not self.is_wish and self.first_waiting is turn
 
     @property

@@ -90,29 +90,29 @@ class Retention:
         """A turn with those block hashes arrived. If it continues a pinned chain, the pin waits for
         it and cannot expire meanwhile. Returns whether one does.
 
-        A turn that continues no pinned chain says nothing of any: it may be a side request, a fork
-        or another conversation of that name. After a compaction the pin's time ends as if its
-        program had not come back.
+        A turn that continues no pinned chain changes no pin: it may be a side request, a fork or
+        another conversation under the same name. So after a compaction the old pin expires, as if
+        its program had not come back.
         """
         pins = [(pin.kept.continued(hashes), pin) for pin in self.pins.of(turn.program.key)]
         surest, pin = max(reversed(pins), key=lambda each: each[0], default=(0, None))
         if pin is None or surest <= UNKNOWN:
             return False
         self.pins.expect(pin, turn)
-        turn.waits_with(pin)
+        turn.set_pin(pin)
         self._waker.set(self.pins.next_deadline())
         return True
 
     def hand_over(self, turn: Turn, now: float) -> None:
         """The turn owns the blocks itself now, so the pin that waited for it ends.
 
-        If it goes on from what was left, but not to its end, because its client has cleared
-        a result or never keeps its last message, its program has come back for that pin all the
-        same. What else is in it may be another context's, so the pin stays, and gives way first.
+        The turn may continue only the first part of a pinned chain, because its client has cleared
+        a result or never keeps the last message. Its program has come back for that pin, too; but
+        the rest may be another context's, so the pin stays, and gives way first.
         """
         if (awaited := turn.pin) is not None:
             self._end(awaited, PinEnd.RETURNED, now)
-            turn.takes(awaited.blocks)
+            turn.take_over(awaited.blocks)
         for pin in self.pins.of(turn.program.key):
             if pin.started == turn.since and not pin.is_returning:
                 self.pins.revalue(pin, min(pin.rank[0], 0.0))
@@ -132,11 +132,15 @@ class Retention:
             if pin.kept.continued(hashes) == TO_ITS_END:
                 self._end(pin, cause, now)
 
-    def end_all(self, cause: PinEnd, now: float, program: str = "") -> None:
-        """End every pin; of a `program` alone, those that no turn came back for."""
-        theirs = [pin for pin in self.pins.of(program) if not pin.is_returning]
-        for pin in theirs if program else self.pins:
+    def end_all(self, cause: PinEnd, now: float) -> None:
+        for pin in self.pins:
             self._end(pin, cause, now)
+
+    def end_program(self, program: str, now: float) -> None:
+        """The program is over: end its pins, except those that a turn came back for."""
+        for pin in self.pins.of(program):
+            if not pin.is_returning:
+                self._end(pin, PinEnd.PROGRAM_DONE, now)
 
     def expire(self, now: float, before: Callable[[LivePin], None]) -> None:
         """End the pins that are due; `before` is called with each while it still holds its blocks.

@@ -21,7 +21,7 @@ from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.scheduler.gate import Gate
-from continuum_connector.scheduler.holds import BlockPool, HoldTable
+from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records, answer
@@ -66,7 +66,7 @@ class SchedulerSide:
 
     def __init__(self, config: ContinuumConfig, parts: Parts) -> None:
         self.decider, self.groups, self.records = parts.decider, parts.groups, parts.records
-        self._stock, self._outcomes = parts.records.stock, parts.records.outcomes
+        self._stock = parts.records.stock
         self.traffic = parts.traffic
         self.turns = Turns()
         self._pool, self._pop_blocks = parts.pool, parts.pop_blocks
@@ -90,21 +90,22 @@ class SchedulerSide:
         self._build_decisions(config)
         self.room = Room(self._pool, self.retention, self.decider, costs)
         self.steps = Steps(
-            *(self.retention, self.tier, self.decider, self.records, self.room),
-            *(parts.waker, parts.is_vram_empty),
+            self.retention,
+            self.tier,
+            self.decider,
+            self.records,
+            self.room,
+            parts.waker,
+            parts.is_vram_empty,
         )
         self._epochs = self.steps.epochs
 
     # --- its parts, each built on those before ---------------------------------------
-    @property
-    def _num_vram_blocks(self) -> int:
-        return self._pool.num_gpu_blocks - 1  # one is the null block, which holds nothing
-
     def _build_pins(self, config: ContinuumConfig, waker: Any) -> None:
         """Build what keeps blocks in VRAM, and the table of the programs that they belong to."""
         self.retention = Retention(
             HoldTable(self._pool, beside=self.traffic.holds),
-            config.max_pinned_fraction * self._num_vram_blocks,
+            config.max_pinned_fraction * num_usable(self._pool),
             config.max_ttl_s,
             self.records,
             waker,
@@ -119,7 +120,7 @@ class SchedulerSide:
         self.bus = Bus(self.traffic, costs, self.queues, self.turns)
         self.adapters = Adapters(max_loras, self.tier, self.turns)
         self.from_below = FromBelow(self.tier, self._pool, self.turns, self.groups.hash_size)
-        vram, tier = self._num_vram_blocks, self.tier
+        vram, tier = num_usable(self._pool), self.tier
         self.gate = Gate(
             config.gate_wait_s if self.orders else 0.0,
             lambda: max(vram, tier.num_blocks),
@@ -157,7 +158,7 @@ class SchedulerSide:
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)
         self.turns.begin(turn)
-        gap_s = self.decider.arrived(turn, now)  # before it is read for: it is not away any more
+        gap_s = self.decider.arrived(turn, now)  # first: its program's chains are no longer away
         self.from_below.expect(turn, request, now)
         returns = not turn.is_stray and self.retention.expect(turn, request.block_hashes)
         self.records.arrived(request, turn, returns, gap_s, now)
@@ -177,8 +178,14 @@ class SchedulerSide:
             diverged = program.comes(since, identity, request, self.groups.hash_size)
             self._answers.came_back(program, hashes)
         return Turn(
-            *(request.request_id, program, identity, program.num_turns, now),
-            *(is_stray, since, diverged),
+            request.request_id,
+            program,
+            identity,
+            number=program.num_turns,
+            arrival=now,
+            is_stray=is_stray,
+            since=since,
+            diverged=diverged,
             # It may already have KV, if it came while we were switched off.
             epoch=self._epochs.of_kv(request.num_computed_tokens),
             max_head_start_s=self._max_head_start_s,
@@ -214,9 +221,9 @@ class SchedulerSide:
         the load is asynchronous."""
         turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
         self.adapters.left(turn)
-        if self.from_below.asked(turn, request, now):
+        if self.from_below.must_wait(turn, request, now):
             return None, False
-        turn.looked_up(num_vram_tokens, self._epochs.of_hit(num_vram_tokens))
+        turn.note_vram_hit(num_vram_tokens, self._epochs.of_hit(num_vram_tokens))
         num_tokens = self.tier.find(request, num_vram_tokens)
         num_blocks = self.groups.least_blocks(num_tokens)
         if num_tokens and self.bus.hold_back(turn, num_blocks, now):
@@ -230,7 +237,7 @@ class SchedulerSide:
         self.steps.note_change()
         turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
         self.adapters.allocated(turn, request, loads=num_external > 0)
-        turn.gets_blocks(self._epochs.of_blocks(turn.epoch, request.request_id))
+        turn.set_epoch(self._epochs.of_blocks(turn.epoch, request.request_id))
         found = self._nothing_below
         if num_external:
             found = self.tier.load(turn.program.key, request, block_ids, num_external, now)
@@ -239,7 +246,7 @@ class SchedulerSide:
         if before is not State.RUNNING:  # else it has loaded, and now computes
             in_stock = self._stock.admitted(request, turn.vram_tokens)
             if before is State.WAITING:
-                turn.found(found, in_stock)
+                turn.note_hits(found, in_stock)
                 self._begins(turn, request, now)
             else:
                 self.records.happened("readmit", now, turn)
@@ -314,20 +321,20 @@ class SchedulerSide:
         blocks = self._kept(turn, request, tables)
         if end is TurnEnd.ABORTED and not self._stop_strings.went_away(request):
             end = TurnEnd.STOP
-        turn.ends(request.block_hashes)
+        turn.recheck_stray(request.block_hashes)
         self.programs.end_turn(
             turn.program,
             turn.identity.hints,
             now,
             () if end is TurnEnd.ABORTED else request.block_hashes,
-            request.num_prompt_tokens // self.groups.hash_size,
-            request.num_prompt_tokens,
-            turn.is_stray,
-            request.output_token_ids,
+            num_prompt_blocks=request.num_prompt_tokens // self.groups.hash_size,
+            num_prompt_tokens=request.num_prompt_tokens,
+            is_stray=turn.is_stray,
+            answer=request.output_token_ids,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn, request, blocks, now)
-        # Or a server's first turn is worth as many average turns as it has blocks.
+        # Before the first decision, or the average is one block and this turn counts as hundreds.
         self._seen.expect(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:
             blocks = NO_BLOCKS
@@ -344,13 +351,12 @@ class SchedulerSide:
         if program is None:
             return False
         self.turns.make_last(program)
-        self.retention.end_all(PinEnd.PROGRAM_DONE, now, key)
+        self.retention.end_program(key, now)
         self.tier.demote(key, None)
         program.end()
         absence = self._away.absence_of(key)
         if absence is not None:
-            self.decider.silent(absence, now)
-            self._outcomes.silent(absence, now)
+            self.steps.fell_silent(absence, now)
         return True
 
     def _kept(self, turn: Turn, request: Any, tables: Sequence[Sequence[Any]]) -> ChainBlocks:
@@ -366,8 +372,11 @@ class SchedulerSide:
         program, size = turn.program, self.groups.hash_size
         hit = max(0, blocks.end - self.groups.num_proof_tokens)
         kept = Kept.of(
-            *(request.block_hashes, hit // size, size),
-            *(request.num_prompt_tokens, request.output_token_ids),
+            request.block_hashes,
+            num_blocks=hit // size,
+            block_size=size,
+            num_prompt_tokens=request.num_prompt_tokens,
+            answer=request.output_token_ids,
         )
         program.leave(kept, turn.since, now)
         end = self.groups.prompts_end(request)

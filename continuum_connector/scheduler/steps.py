@@ -12,6 +12,7 @@ from typing import Any
 
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.policy.base import After
+from continuum_connector.scheduler.away import Absence
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.epochs import Cause, Epochs
 from continuum_connector.scheduler.pins import LivePin, PinEnd
@@ -61,8 +62,7 @@ class Steps:
         """One tick: expire what is due, then send everything queued to the workers."""
         self.expire(now)
         for absence in self._away.silent(now):
-            self._decider.silent(absence, now)
-            self._outcomes.silent(absence, now)
+            self.fell_silent(absence, now)
         self._room.new_step(self._decider.new_step(now), now)
         self._owes_step = False
         plan = self._tier.plan(now)
@@ -80,7 +80,7 @@ class Steps:
     def settle(self, report: WorkerReport, now: float) -> None:
         """Take in which transfers the workers saw settle since their last report."""
         self.note_change()
-        # Once an epoch has begun since the change, by a reset for instance, no other begins for it.
+        # If an epoch has begun since that change, by a reset for instance, it needs no other.
         is_over = 0 <= report.changed_in < self.epochs.number
         if report.new_weights and not is_over:
             self.new_epoch(Cause.WEIGHTS, now, report.new_weights)
@@ -108,17 +108,22 @@ class Steps:
         next_look = min(self._tier.next_look, self._pins.next_deadline())
         return next_look <= now or self._owes_step
 
+    def fell_silent(self, absence: Absence, now: float) -> None:
+        """The program is not expected back: count its gaps, and close its decision."""
+        self._decider.silent(absence, now)
+        self._outcomes.silent(absence, now)
+
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will release its blocks soon enough to wait for it."""
         age = self._traffic.oldest_store_age(now)
         return age is not None and age < MAX_STORE_WAIT_S
 
-    def new_epoch(self, cause: Cause, now: float, why: str = "", name: str = "") -> None:
+    def new_epoch(self, cause: Cause, now: float, why: str = "") -> None:
         """KV computed until now is outdated: end every pin, and forget every block below VRAM."""
         if cause is Cause.RESET and self.epochs.is_resetting:
             return
         self.note_change()
-        self.epochs.begin(cause, now, why, name)
+        self.epochs.begin(cause, now, why)
         self._owes_step = True
 
     def forget_all(self, cause: PinEnd, now: float) -> None:

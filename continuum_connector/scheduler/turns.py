@@ -72,15 +72,16 @@ class Turn:
     """One request while vLLM knows it: the one record of it. `number` counts the program's turns
     from 1; `arrival` is monotonic seconds.
 
-    `is_stray`: what `strays` said when it arrived, or when it ended. `since`: when the turn of its
-    program ended that it continues, None if it continues none. `diverged`: where its prompt differs
-    from those before it, if it goes on with them and continues none. `epoch`: the epoch of its
-    oldest KV. `max_head_start_s`: how much earlier than its arrival it may stand in line.
+    `is_stray`: what `strays` said at its arrival, and says again at its end. `since`: the end of
+    the earlier turn that it continues, the key in `Program.left`; None if it continues none.
+    `diverged`: where its prompt departs from its program's earlier ones, if it repeats them without
+    continuing any. `epoch`: the epoch of its oldest KV. `max_head_start_s`: how much earlier than
+    its arrival it may stand in line.
 
     `vram_tokens`: tokens that VRAM had for it when vLLM last looked before it ran; `hit_tokens`:
     tokens of its prompt that were found, by memory, nearest first, once it runs; `stock_tokens`:
     what stock vLLM would have had for it, None if nobody knows (stock.py). `taken`: what a pin held
-    for it. `is_let_in`: the gate let it pass, after `held_s`. `was_asked`: vLLM has tried to admit
+    for it. `is_let_in`: the gate let it pass, after `held_s`. `was_tried`: vLLM has tried to admit
     it at least once. `below`: what the memory below DRAM had for it, if anything of use.
     `num_wanted`: blocks that it wants to load, while it waits for the bus. `adapter`: what it uses
     of a step's places for adapters.
@@ -103,15 +104,15 @@ class Turn:
     taken: ChainBlocks = NO_BLOCKS
     is_let_in: bool = False
     held_s: float = 0.0
-    was_asked: bool = False
+    was_tried: bool = False
     below: Told | None = None
     num_wanted: int = 0
     adapter: InUse | None = None
     _pin: LivePin | None = None
-    came_with: float = field(init=False)  # its program's arrival, as it was when it came
+    program_arrival: float = field(init=False)  # its program's arrival, as it was when it came
 
     def __post_init__(self) -> None:
-        self.came_with = self.program.arrival
+        self.program_arrival = self.program.arrival
 
     @property
     def is_admitted(self) -> bool:
@@ -149,50 +150,50 @@ class Turn:
         return max(program, self.arrival - self.max_head_start_s)
 
     # --- what becomes of it -----------------------------------------------------------
-    def waits_with(self, pin: LivePin) -> None:
+    def set_pin(self, pin: LivePin) -> None:
         """It has come back for the pin."""
         self._pin = pin
 
-    def passes_gate(self, held_s: float = 0.0) -> None:
+    def let_in(self, held_s: float = 0.0) -> None:
         """The gate lets it in, after so long."""
         self.is_let_in, self.held_s = True, held_s
 
-    def told(self, below: Told | None) -> None:
+    def set_below(self, below: Told | None) -> None:
         """The memory below DRAM has that for it."""
         self.below = below
 
-    def asked(self) -> None:
+    def note_tried(self) -> None:
         """vLLM tries to admit it."""
-        self.was_asked = True
+        self.was_tried = True
 
-    def wants(self, num_blocks: int) -> None:
+    def set_num_wanted(self, num_blocks: int) -> None:
         """It waits for the bus, to load so many blocks; 0: it no longer does."""
         self.num_wanted = num_blocks
 
-    def uses(self, adapter: InUse | None) -> None:
+    def set_adapter(self, adapter: InUse | None) -> None:
         """It runs or loads with that LoRA adapter; None: it does neither."""
         self.adapter = adapter
 
-    def looked_up(self, num_vram_tokens: int, epoch: int) -> None:
+    def note_vram_hit(self, num_vram_tokens: int, epoch: int) -> None:
         """vLLM would admit it, and VRAM has so much for it, of this epoch or a later one."""
         self.epoch = epoch
         if self.state is State.WAITING:
             self.vram_tokens = num_vram_tokens
 
-    def gets_blocks(self, epoch: int) -> None:
+    def set_epoch(self, epoch: int) -> None:
         """It has its blocks, whose KV is of this epoch or a later one."""
         self.epoch = epoch
 
-    def found(self, in_tier: Mapping[str, int], in_stock: int | None) -> None:
+    def note_hits(self, in_tier: Mapping[str, int], in_stock: int | None) -> None:
         """It is about to run for the first time, and so much was there for it."""
         self.hit_tokens = {"vram": self.vram_tokens, **in_tier}
         self.stock_tokens = in_stock
 
-    def takes(self, blocks: ChainBlocks) -> None:
+    def take_over(self, blocks: ChainBlocks) -> None:
         """It has taken over what a pin held."""
         self.taken = blocks
 
-    def ends(self, hashes: Sequence[bytes]) -> None:
+    def recheck_stray(self, hashes: Sequence[bytes]) -> None:
         """It is over, with these blocks; others may have ended since its arrival."""
         self.is_stray = strays(self.program, self.identity, hashes)
 
@@ -224,7 +225,7 @@ class Turns:
     def begin(self, turn: Turn) -> None:
         """The turn has arrived, and waits."""
         self._turns[turn.request_id] = turn
-        insort(self._arrivals, turn.came_with)
+        insort(self._arrivals, turn.program_arrival)
         self._num_by_program[turn.program.key] += 1
 
     def run(self, turn: Turn) -> None:
@@ -263,7 +264,7 @@ class Turns:
         return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0
 
     def _no_longer_waits(self, turn: Turn) -> None:
-        del self._arrivals[bisect_left(self._arrivals, turn.came_with)]
+        del self._arrivals[bisect_left(self._arrivals, turn.program_arrival)]
         key = turn.program.key
         self._num_by_program[key] -= 1
         if not self._num_by_program[key]:

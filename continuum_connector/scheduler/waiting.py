@@ -54,7 +54,7 @@ class Bus:
         return turn is not None and turn.num_wanted > 0
 
     @property
-    def was_asked(self) -> bool:
+    def has_turns(self) -> bool:
         """Whether a turn waits, or was passed over in the last step."""
         return bool(self._num_waiting or self._num_passed)
 
@@ -64,7 +64,7 @@ class Bus:
         if not self._queues or not self._is_full(0, now):
             return False
         self._num_waiting += not turn.num_wanted
-        turn.wants(num_blocks)
+        turn.set_num_wanted(num_blocks)
         self._num_passed += 1
         if self._num_passed >= MAX_PASSED:
             for queue in self._queues:
@@ -79,7 +79,8 @@ class Bus:
             queue.admit(True)
         is_idle, num_recalled, num_blocks = not self._traffic.num_loads, 0, 0
         while self._num_waiting:
-            if num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now):
+            is_enough = num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now)
+            if is_enough:
                 return
             num_blocks += self._recall()
             num_recalled += 1
@@ -89,7 +90,7 @@ class Bus:
         self._level.set(self._traffic.num_loads + self._num_waiting, now)
 
     def num_turns(self, now: float) -> float:
-        """How many do, on average: each waits longer by what another load takes the bus."""
+        """The recent average of that: one more load delays each of them by its time on the bus."""
         return self._level.mean(now)
 
     def end(self) -> None:
@@ -104,7 +105,7 @@ class Bus:
         """The turn waits no more, or is over. Returns how many blocks it wanted."""
         num_wanted = turn.num_wanted
         self._num_waiting -= num_wanted > 0
-        turn.wants(0)
+        turn.set_num_wanted(0)
         return num_wanted
 
     # --- parts ------------------------------------------------------------------------
@@ -131,8 +132,8 @@ class Bus:
         return left_s > longest_s
 
 
-CHECKED_PER_STEP = 256  # hidden turns, of which some may wait no more
-AGAIN_S = 0.01  # within this time after a turn's arrival, its blocks have hardly moved
+CHECKED_PER_STEP = 256  # hidden turns that a step looks at
+AGAIN_S = 0.01  # a turn admitted sooner than this is not looked up again: its blocks hardly moved
 
 
 class FromBelow:
@@ -168,16 +169,16 @@ class FromBelow:
             now=now,
             before=turn.below,
         )
-        turn.told(below)
+        turn.set_below(below)
 
-    def asked(self, turn: Turn, request: Any, now: float) -> bool:
+    def must_wait(self, turn: Turn, request: Any, now: float) -> bool:
         """vLLM would admit the turn now; return whether vLLM should pass it over.
 
         If the turn has waited in the queue, the tiers look once more: its blocks may have left VRAM
         or DRAM since it arrived. It has not been passed over yet, so its patience begins anew.
         """
-        if not turn.was_asked:
-            turn.asked()
+        if not turn.was_tried:
+            turn.note_tried()
             if now - turn.arrival > AGAIN_S:
                 self.expect(turn, request, now)
         return self.awaits(request.request_id, now)

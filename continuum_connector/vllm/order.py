@@ -48,7 +48,7 @@ class Order:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
         is_anybody_hidden = len(self._gate) or len(self._from_below) or len(self._adapters)
-        if self.is_on and (is_anybody_hidden or self._bus.was_asked):
+        if self.is_on and (is_anybody_hidden or self._bus.has_turns):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
 

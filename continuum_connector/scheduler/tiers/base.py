@@ -62,9 +62,9 @@ class Tier(Protocol):
         """Queue a store of those `blocks` that are not there yet. Room is made by evicting what is
         worth no more; blocks that get no room are not stored.
 
-        Returns whether most of them are there now or will be. They are held until the copy has
-        settled, so the caller may let go of them at once. `request`: the request they belong to.
-        What else the program has here stays as it is, but for what these blocks continue.
+        Returns whether most of them are here now or will be. Their VRAM blocks are held until the
+        copy has settled, so the caller may release its own hold at once. `request`: the one they
+        belong to. This supersedes the program's chains that they continue, and no other chain.
         """
 
     def find(self, request: Any, num_vram_tokens: int) -> int:

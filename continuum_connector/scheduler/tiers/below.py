@@ -33,10 +33,10 @@ class Told(Protocol):
 
 
 class Below(Protocol):
-    """What is not said otherwise is as if there were nothing.
+    """The memory below DRAM, as DRAM and waiting turns see it. The defaults are those of none.
 
-    `names`: of it, as metrics, trace and answers call it. `brings_up`: whether a turn may have to
-    wait for blocks that come up. `look_every_s`: how often an idle engine must step for it.
+    `names`: what metrics, trace and answers call it. `brings_up`: whether a turn may have to wait
+    for blocks that come up. `look_every_s`: how often an idle engine must step for it.
     `down_reason`: why it no longer keeps anything, if it once did.
     """
 
@@ -85,8 +85,9 @@ class Below(Protocol):
         return np.zeros(len(slots), np.bool_)
 
     def stays(self, program: str, worth: float, tail: Numbers, num: int) -> bool:
-        """Whether a tail of such blocks, which would free `num` slots, stays in DRAM even so: none
-        of it is kept below, or it is needed sooner than it would come up."""
+        """Whether this `tail` of a chain, which would free `num` slots, stays in DRAM although
+        `takes_all` says so: none of it is kept below, or it is needed sooner than it would come up.
+        """
         return True
 
     # --- what DRAM has and does ----------------------------------------------------------
@@ -116,14 +117,14 @@ class Below(Protocol):
         now: float,
         before: Told | None = None,
     ) -> Told | None:
-        """A turn has arrived, or is about to be admitted: begin to bring up what it will want, if
-        that is worth it, beside what comes up for it already. `num_vram_tokens`: what VRAM seems to
-        have of it. `num_turns`: turns under way, which a prefill delays. Returns what it has of the
-        turn; `before`: what this said the last time, which counts still."""
+        """A turn has arrived, or is about to be admitted: begin to bring up what it needs, if that
+        is worth it and not under way yet. `num_vram_tokens`: how much of its prompt VRAM seems to
+        have. `num_turns`: turns under way, which a prefill would delay. Returns what this memory
+        has for the turn, at least what it had at the last call (`before`)."""
         return before
 
     def awaits(self, request_id: str, now: float) -> bool:
-        """Whether the turn is to wait for blocks that come up; once it is not, never again."""
+        """Whether the turn must wait for blocks that come up. Once False, it stays False."""
         return False
 
     def came_up(self, request_id: str, start: int, num_tokens: int) -> Mapping[str, int]:

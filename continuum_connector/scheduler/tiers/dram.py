@@ -45,9 +45,8 @@ class DramTier:
     """The scheduler's view of host memory, and of what lies `below` it. With no slots it holds
     nothing and finds nothing.
 
-    A slot can be used once every rank has reported it. Of the program being stored, which is used
-    now, the worth is asked, too. `rank_at`: the worth of chains. Those worth least leave first;
-    with None, the least recently used.
+    A slot can be used once every rank has reported it. `rank_at`: the worth of chains, also of the
+    one being stored. Those worth least leave first; with None, the least recently used.
     """
 
     def __init__(
@@ -108,14 +107,14 @@ class DramTier:
         if not is_up:
             return False
         rank = None if self.rank_at is None else self.rank_at(now)
-        evicted, refused = self.index.num_evicted, self.index.num_refused
+        evicted_before, refused_before = self.index.num_evicted, self.index.num_refused
         num_prompt, numbers = _num_prompt(blocks, request), self.index.slots_of(keys, program)
         missing = (numbers < 0).nonzero()[0]
         slots = self.index.reserve(keys, program, now, rank, num_prompt, blocks.ends, numbers)
-        self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted)
-        refused = self.index.num_refused - refused
-        self._account.count("dram_refused_blocks", refused)
-        has_most = 2 * refused <= len(blocks) if self._groups.are_simple else not refused
+        self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted_before)
+        num_refused = self.index.num_refused - refused_before
+        self._account.count("dram_refused_blocks", num_refused)
+        has_most = 2 * num_refused <= len(blocks) if self._groups.are_simple else not num_refused
         if not len(slots):
             return has_most
         if len(slots) < len(blocks):

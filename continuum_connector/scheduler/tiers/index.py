@@ -209,7 +209,8 @@ class HostIndex:
         self._claims.use(program, last, now)
 
     def demote(self, program: str, keys: Sequence[Key] | None, num_prompt: int = 0) -> None:
-        """A last turn of the program has these keys: what it continues leaves first; None: all."""
+        """The program's last turn has these keys: the chains that it continues leave first. None:
+        all of the program's chains do."""
         self._claims.demote(program, None if keys is None else self.slots_of(keys), num_prompt)
 
     def chains_of(self, program: str) -> Sequence[Chain]:
@@ -261,9 +262,9 @@ class HostIndex:
         return list(self._table.keys[numbers].tolist())
 
     def clear(self) -> None:
-        """Begin a new epoch: nothing from before is found, at once. Callers with tickets must look
-        at `num_epochs`: only slots being written or read are marked as gone, and are FREE after
-        that."""
+        """Begin a new epoch: from now on nothing older is found. Only slots being written or read
+        are marked as gone, and become FREE once that is over. All other old tickets still look
+        valid, so a caller that keeps tickets must compare `num_epochs`."""
         table = self._table
         busy = (table.is_writing | (table.num_readers > 0)).nonzero()[0]
         busy = busy[np.array([key is not None for key in table.keys[busy].tolist()], np.bool_)]
