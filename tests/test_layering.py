@@ -104,7 +104,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "forecast": {"toolcalls"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
     "scheduler/holds": set(),
-    "scheduler/kv_groups": set(),
+    "scheduler/kv_groups": {"scheduler/holds"},
     "scheduler/tiers": {"messages", "observe/account", "scheduler/holds", "scheduler/kv_groups"},
     "scheduler/tiers/on_disk": {
         *("messages", "observe/account", "scheduler/kv_groups", "scheduler/tiers"),

@@ -20,6 +20,11 @@ Ids = npt.NDArray[np.int32]  # numbers of blocks
 _NUMBER = operator.attrgetter("block_id")
 
 
+def ids_of(blocks: Sequence[Any]) -> Ids:
+    """The numbers of these blocks; in C, because there may be thousands."""
+    return np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks))
+
+
 class Block(Protocol):
     """The part of vLLM's KVCacheBlock we read."""
 
@@ -75,9 +80,7 @@ class HoldTable:
     def take(self, blocks: Sequence[Any], ids: Ids | None = None) -> Hold:
         """Keep `blocks`, whose numbers are `ids`, alive until `release`. Cost grows with the
         number of blocks."""
-        if ids is None:
-            ids = np.array([block.block_id for block in blocks], np.int32)
-        hold = Hold(blocks, ids)
+        hold = Hold(blocks, ids_of(blocks) if ids is None else ids)
         self._touch(hold)
         self.num_holds += 1
         return hold
@@ -85,7 +88,7 @@ class HoldTable:
     def adopt(self, blocks: Sequence[Any]) -> Hold:
         """Make a request's own references to its `blocks` a hold: the pool counts each once, as one
         of ours."""
-        hold = Hold(blocks, np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks)))
+        hold = Hold(blocks, ids_of(blocks))
         if len(self._first(hold)) < len(hold):  # others count twice now, as the request's and ours
             others = (self._all_refs[hold.ids] > 1).nonzero()[0]
             self._pool.free_blocks(reversed(_those(hold.blocks, others)))

@@ -18,11 +18,11 @@ from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-Ids = npt.NDArray[np.int32]  # numbers of blocks
+from continuum_connector.scheduler.holds import Ids, ids_of
+
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
-_KEY, _NUMBER = operator.attrgetter("block_hash"), operator.attrgetter("block_id")
+_KEY = operator.attrgetter("block_hash")
 
 # What the next token reads of a group: all tokens before it, a window of the last tokens, the
 # tokens of its own chunk, or the state after the last token.
@@ -99,8 +99,7 @@ class ChainBlocks:
             blocks = [groups[group][1][number] for _, group, number in places]
             keys = [groups[group][2][number] for _, group, number in places]
             ends = [end for end, _, _ in places]
-        ids = np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks))
-        return cls(tuple(blocks), ends, ids, tuple(keys))
+        return cls(tuple(blocks), ends, ids_of(blocks), tuple(keys))
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -117,11 +116,10 @@ class ChainBlocks:
         ends, blocks, keys = column
         if not blocks:
             return self
-        ids = np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks))
         return ChainBlocks(
             (*self.blocks, *blocks),
             _joined(self.ends, ends),
-            np.concatenate((self.ids, ids)),
+            np.concatenate((self.ids, ids_of(blocks))),
             (*self.keys, *keys),
         )
 

@@ -291,9 +291,7 @@ class SchedulerSide:
         turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None
-        self.gate.left(turn)
-        self.bus.left(turn)
-        self.adapters.left(turn)
+        self._wait_no_more(turn)
         self.steps.note_change()
         self._stock.finished(request)
         self.room.references_dropped()
@@ -301,14 +299,26 @@ class SchedulerSide:
         # Where turns run on with older KV, their blocks are looked at when vLLM frees them.
         is_mixed = self._epochs.found_older is not None
         if self._pop_blocks is None or end not in BY_ITSELF or is_mixed:
-            tables = [[self._pool.blocks[number] for number in ids] for ids in block_ids]
-            return self._end(turn, request, tables, end, now)
+            return self._end(turn, request, self._tables(block_ids), end, now)
         # Its own references become ours, so that neither we nor vLLM touch and free each block.
         hold = self._ended.adopt(self._pop_blocks(request.request_id))
         try:
             return self._end(turn, request, [hold.blocks], end, now)
         finally:
             self._ended.release(hold)
+
+    def _wait_no_more(self, turn: Turn) -> None:
+        """The turn is over: it has no place at the gate, for the bus or for its adapter."""
+        self.gate.left(turn)
+        self.bus.left(turn)
+        self.adapters.left(turn)
+
+    def _tables(self, block_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[Any]]:
+        """The blocks with these numbers. Where vLLM's rule finds what is kept, only whether there
+        are any counts."""
+        if self.groups.rule is not None:
+            return block_ids
+        return [list(map(self._pool.blocks.__getitem__, ids)) for ids in block_ids]
 
     def _end(
         self,
@@ -389,6 +399,7 @@ class SchedulerSide:
         if not is_on:
             self.steps.forget_all(PinEnd.SWITCHED_OFF, now)
             for turn in filter(None, map(self.turns.end, list(self.turns))):
+                self._wait_no_more(turn)
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
             self._epochs.follow_older(None)  # while we are off, nobody sees new requests
