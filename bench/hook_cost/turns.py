@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 
 import continuum_connector
 from bench.cli import many, positive, start, teaching_parser
@@ -36,7 +36,7 @@ from bench.hook_cost.rivals import AT_ONCE, RIVALS
 from bench.sim.bus import Bus
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
 from continuum_connector.worker_hooks import WorkerMetadata
-from tests.vllm.harness import Engine
+from tests.vllm.harness import Engine, runner_output
 from tests.vllm.tiering import BLOCK, SLOT_BYTES
 
 STOCK = "stock"
@@ -80,12 +80,7 @@ class Sampler:
             told = self._half.output(self._clock())
         elif not report.is_empty:
             told = {"kv_connector_worker_meta": WorkerMetadata(report)}
-        return ModelRunnerOutput(
-            req_ids=list(sampled),
-            req_id_to_index={request_id: i for i, request_id in enumerate(sampled)},
-            sampled_token_ids=list(sampled.values()),
-            kv_connector_output=KVConnectorOutput(**told) if told else None,
-        )
+        return runner_output(sampled, told)
 
 
 class Arm:

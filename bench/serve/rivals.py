@@ -14,7 +14,7 @@ from pathlib import Path
 from bench.cache import CACHE
 from bench.cli import start, teaching_parser
 from bench.serve import package
-from bench.serve.server import ServerError, end_group, free_port, spawn, wait_for
+from bench.serve.server import Companion, free_port
 
 FOLDER = CACHE / "rivals"
 PACKAGES = (
@@ -65,24 +65,24 @@ def install(folder: Path = FOLDER) -> None:
     subprocess.run([*command, "--target", str(folder), *packages(package.on_cpu())], check=True)
 
 
-class LmcacheServer:
-    """LMCache's server process, as a context manager. Entering waits until it answers."""
+class LmcacheServer(Companion):
+    """LMCache's server process."""
 
     def __init__(self, dram_bytes: int, chunk: int, on_cpu: bool, env: dict[str, str]) -> None:
         self.port = free_port()
-        self._http_port = free_port()
+        http_port = free_port()
         self._shm = f"lmcache_bench_{os.getpid()}_{self.port}"
-        self.env = env  # beside the caller's
-        self._process: subprocess.Popen[bytes] | None = None
-        self.log = Path(os.devnull)  # where to keep what it says; set before entering
-        self.start_timeout_s = 180.0  # page-locking much memory takes a while
-        self.command = [
+        command = [
             *(sys.executable, "-m", "lmcache.v1.multiprocess.http_server"),
             *("--host", "localhost", "--port", str(self.port)),
-            *("--http-host", "127.0.0.1", "--http-port", str(self._http_port)),
+            *("--http-host", "127.0.0.1", "--http-port", str(http_port)),
             *("--l1-size-gb", f"{dram_bytes / 2**30:.9f}", "--eviction-policy", "LRU"),
             *("--chunk-size", str(chunk), "--supported-transfer-mode", "auto"),
         ]
+        url = f"http://127.0.0.1:{http_port}/metrics"
+        # Page-locking much memory takes a while.
+        super().__init__("LMCache's server", command, url, 180.0, Path(os.devnull))
+        self.env = env
         if on_cpu:  # else bytes go through a socket
             self.command += ["--shm-name", self._shm]
 
@@ -92,29 +92,9 @@ class LmcacheServer:
         room = {"max_capacity_gb": num_bytes / 2**30, "eviction": {"eviction_policy": "LRU"}}
         self.command += ["--l2-adapter", json.dumps({**disk, **room})]
 
-    def __enter__(self) -> LmcacheServer:
-        with self.log.open("wb") as log:
-            self._process = spawn(self.command, log, env={**os.environ, **self.env})
-        try:
-            url = f"http://127.0.0.1:{self._http_port}/metrics"
-            wait_for(self._process, url, self.start_timeout_s)
-        except ServerError as error:
-            self.stop()
-            last = "".join(self.log.read_text(errors="replace").splitlines()[-1:])
-            raise ServerError(f"LMCache's server {error}: {last} (log: {self.log})") from None
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.stop()
-
     def stop(self) -> None:
         """End it and take its shared memory away: a killed server leaves it behind."""
-        process, self._process = self._process, None
-        if process is not None:
-            end_group(process, grace_s=10.0)
+        super().stop()
         (SHM / f"lmcache_l1_pool_{self._shm}").unlink(missing_ok=True)
 
 

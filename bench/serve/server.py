@@ -26,7 +26,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from bench.cache import CACHE
 from bench.serve.metrics import Metrics, parse_metrics, total
@@ -292,6 +292,59 @@ def wait_for(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> No
             return
         time.sleep(0.2)
     raise ServerError(f"did not answer within {timeout_s:.0f} s")
+
+
+class Companion:
+    """A process beside an arm's server, as a context manager. Entering waits until it answers.
+
+    `name`: what errors call it; `command`; `url`: answers once it works; `env`: beside the
+    caller's. `log`: where to keep what it says, set before entering.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], url: str, timeout_s: float, log: Path
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.start_timeout_s = timeout_s
+        self.log = log
+        self.env: dict[str, str] = {}
+        self._answers_at = url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            log.write(os.fsencode(" ".join(self.command) + "\n"))
+            log.flush()
+            self._process = spawn(self.command, log, env={**os.environ, **self.env})
+        try:
+            wait_for(self._process, self._answers_at, self.start_timeout_s)
+        except ServerError as error:
+            self.stop()
+            raise ServerError(f"{self.name} {error}: {self.last_words()}") from None
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *ended: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End it and all it started."""
+        process, self._process = self._process, None
+        if process is not None:
+            end_group(process, grace_s=10.0)
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def last_words(self) -> str:
+        """The end of its log, and where that is."""
+        last = "".join(self.log.read_text(errors="replace").splitlines()[-1:])
+        return f"{last} (log: {self.log})"
 
 
 def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:

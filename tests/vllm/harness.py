@@ -287,7 +287,7 @@ class Engine:
             sampled = worker.execute(step)
             # Only a pipeline's last stage has tokens (v1/executor/multiproc_executor.py).
             told = sampled if rank >= last else {}
-            outputs.append(_runner_output(told, worker.take_connector_output()))
+            outputs.append(runner_output(told, worker.take_connector_output()))
         output = self._aggregator.aggregate(outputs, last) if self.connector else outputs[last]
         self.num_prefill_tokens += sum(n for n in step.num_scheduled_tokens.values() if n > 1)
         self._queue.appendleft((step, output))
@@ -375,7 +375,7 @@ class Engine:
         return f"{states}, {self.free_blocks()} blocks free, transfers in flight: {pending}"
 
 
-def _runner_output(sampled: dict[str, list[int]], connector: dict[str, Any]) -> ModelRunnerOutput:
+def runner_output(sampled: dict[str, list[int]], connector: dict[str, Any]) -> ModelRunnerOutput:
     return ModelRunnerOutput(
         req_ids=list(sampled),
         req_id_to_index={request_id: i for i, request_id in enumerate(sampled)},

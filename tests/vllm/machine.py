@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -18,6 +19,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 from vllm.v1.core.sched.interface import PauseState
 
@@ -531,3 +533,16 @@ class Machine(RuleBasedStateMachine):
 
 def _are_equal(pair: tuple[int, int]) -> bool:
     return pair[0] == pair[1]
+
+
+def run_briefly() -> None:
+    """A few short runs: of what a test has put in the place of something."""
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        Machine,
+        settings=settings(
+            max_examples=12,
+            stateful_step_count=25,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from continuum_connector import build
 from continuum_connector.observe.account import Account
@@ -34,7 +32,7 @@ from continuum_connector.scheduler.tiers.transfers import (
 )
 from tests.vllm.fake_worker import FakeDisk
 from tests.vllm.harness import Engine
-from tests.vllm.machine import Machine
+from tests.vllm.machine import Machine, run_briefly
 from tests.vllm.tiering import (
     MODES,
     answers_as_without_a_tier,
@@ -314,12 +312,4 @@ def test_it_forgets_what_an_older_epoch_left(shared: Shared, is_reading: bool) -
 def test_the_machine_runs_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
     build_over(monkeypatch, Shared)
     monkeypatch.setattr(Machine, "may_have_disk", False)
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Machine,
-        settings=settings(
-            max_examples=12,
-            stateful_step_count=25,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_briefly()

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from continuum_connector import build
 from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
 from tests.vllm import pretend_tiers
 from tests.vllm.harness import Engine
-from tests.vllm.machine import Machine
+from tests.vllm.machine import Machine, run_briefly
 from tests.vllm.tiering import (
     GROUPS,
     MODES,
@@ -141,12 +139,4 @@ def test_a_tier_that_is_reset_leaves_the_copies_of_another_alone(
 @pytest.mark.usefixtures("with_tier")
 def test_the_machine_runs_over_any_tier(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Machine, "may_have_disk", False)
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        Machine,
-        settings=settings(
-            max_examples=12,
-            stateful_step_count=25,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    run_briefly()
