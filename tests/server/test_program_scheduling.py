@@ -30,7 +30,6 @@ pytestmark = pytest.mark.skipif(
 
 CAPACITY = 1000
 TOKENS = 100  # of a prompt
-SEEN_S = 2.5  # the router reads metrics once a second, and believes them for three
 HELD_S = 4.0
 SAMPLES = 100
 
@@ -43,9 +42,17 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         self.served: list[str] = []
+        self.num_reads = 0
         super().__init__(("127.0.0.1", 0), Handler)
 
+    def be_seen(self) -> None:
+        """Wait until the router, which reads metrics once a second, has what they say now: a read
+        begins once the one before it is taken in."""
+        enough = self.num_reads + 3
+        eventually(lambda: self.num_reads >= enough)
+
     def metrics(self) -> str:
+        self.num_reads += 1
         values = {
             "kv_cache_usage_perc": self.usage,
             "num_requests_running": 0,
@@ -118,8 +125,8 @@ AUTO = {"program_scheduling_enable_key": "auto"}
 def test_a_header_makes_a_program_only_with_the_key_auto(server: Server) -> None:
     server.usage = 1.0
     with scheduling(server, token_capacity_per_dp_rank=CAPACITY) as front:
-        time.sleep(SEEN_S)
         assert not is_held(front, "a")
+        assert not server.num_reads, "it knows of no program, so it asks no server"
 
 
 def test_with_a_capacity_vram_in_use_holds_programs_back_though_nothing_runs(
@@ -127,20 +134,20 @@ def test_with_a_capacity_vram_in_use_holds_programs_back_though_nothing_runs(
 ) -> None:
     with scheduling(server, **AUTO, token_capacity_per_dp_rank=CAPACITY) as front:
         server.usage = 0.95  # as our pins are shown
-        time.sleep(SEEN_S)
+        server.be_seen()
         assert is_held(front, "a")
         server.usage = 0.0
-        time.sleep(SEEN_S)
+        server.be_seen()
         assert not is_held(front, "b")
 
 
 def test_without_a_capacity_only_a_queue_in_vllm_does(server: Server) -> None:
     server.usage = 1.0
     with scheduling(server, **AUTO) as front:
-        time.sleep(SEEN_S)
+        server.be_seen()
         assert not is_held(front, "a")
         server.waiting = 1
-        time.sleep(SEEN_S)
+        server.be_seen()
         assert is_held(front, "b")
 
 
@@ -148,10 +155,10 @@ def test_the_bound_on_a_wait_counts_only_while_vllm_has_no_queue(server: Server)
     bounded = {**AUTO, "force_resume_timeout_seconds": 1.0}
     with scheduling(server, **bounded, token_capacity_per_dp_rank=CAPACITY) as front:
         server.usage, server.waiting = 1.0, 0
-        time.sleep(SEEN_S)
+        server.be_seen()
         assert not is_held(front, "full")
         server.waiting = 1
-        time.sleep(SEEN_S)
+        server.be_seen()
         assert is_held(front, "queued")
 
 
