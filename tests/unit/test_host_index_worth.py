@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.below import NothingBelow
 from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE
-from continuum_connector.scheduler.tiers.eviction import DEAD, NUM_CANDIDATES, Rank
+from continuum_connector.scheduler.tiers.eviction import NUM_CANDIDATES, Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.on_disk.marks import Marks
 from continuum_connector.scheduler.tiers.slots import Flags, Numbers
@@ -168,7 +168,7 @@ def test_what_is_over_does_not_take_the_place_of_what_is_on_disk() -> None:
     index = above_a_disk(2)
     store(index, "high", keys("high", 2))
     save(index, keys("high", 2))
-    store(index, "over", keys("over", 2), rank={"high": -8.0, "over": DEAD}.__getitem__)
+    store(index, "over", keys("over", 2), rank={"high": -8.0, "over": -math.inf}.__getitem__)
     assert (ready(index, keys("high", 2)), ready(index, keys("over", 2))) == (2, 0)
 
 

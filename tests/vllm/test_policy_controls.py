@@ -17,7 +17,6 @@ from continuum_connector.programs.kept import TO_ITS_END, Kept
 from continuum_connector.programs.program import ProgramTable
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.tiers.chains import SlotClaims
-from continuum_connector.scheduler.tiers.eviction import DEAD
 from continuum_connector.scheduler.tiers.on_disk.saving import Saving
 from continuum_connector.scheduler.tiers.slots import numbers_of
 from continuum_connector.toolcalls.asked import Ending
@@ -106,7 +105,7 @@ def a_flood_ends_who_is_forgotten(patch: Patch) -> None:
             self._once[self._programs.pop(key).is_named].pop(key, None)
 
     patch.setattr(ProgramTable, "_shrink", shrink)
-    ranks(patch, lambda self, key: DEAD if self._programs.get(key) is None else None)
+    ranks(patch, lambda self, key: -math.inf if self._programs.get(key) is None else None)
 
 
 def an_idle_server_writes_on(patch: Patch) -> None:

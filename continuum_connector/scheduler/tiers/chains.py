@@ -16,7 +16,7 @@ import numpy as np
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.tiers.below import Below
-from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank
+from continuum_connector.scheduler.tiers.eviction import AHEAD, EvictionOrder, Rank, Standing, Worth
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     TICKET_BYTES,
@@ -138,8 +138,8 @@ class SlotClaims:
         (self.order.supersede if len(chain.tickets) else self.order.remove)(chain)
 
     def leaving(
-        self, chain: Chain, own: float, rank: Rank | None, tails_first: bool, num_whole: int = 0
-    ) -> Iterator[tuple[float, Chain, int]]:
+        self, chain: Chain, own: Worth, rank: Rank | None, tails_first: bool, num_whole: int = 0
+    ) -> Iterator[tuple[Worth, Chain, int]]:
         """Yield (worth, chain, how many of its slots) in the order in which they leave for `chain`,
         which is worth `own`. `num_whole`: chains leave whole, and none leaves unless all that may
         leave free this many slots; 0 where chains may leave in part."""
@@ -147,22 +147,22 @@ class SlotClaims:
         return iter(self._enough(order, num_whole)) if num_whole else order
 
     def _may_leave(
-        self, chain: Chain, own: float, rank: Rank | None, tails_first: bool
-    ) -> Iterator[tuple[float, Chain, int]]:
+        self, chain: Chain, own: Worth, rank: Rank | None, tails_first: bool
+    ) -> Iterator[tuple[Worth, Chain, int]]:
         """Yield what is worth no more than `own`. With `tails_first`, tails that are kept below
         leave before everything else that is live and not lent, even those of a few chains that are
         worth more, unless they are needed soon."""
-        order = self.order.victims(chain, rank)
+        order = self.order.victims(chain, rank, is_ahead=own is AHEAD)
         if tails_first:
-            live: list[tuple[float, Chain]] = []
+            live: list[tuple[Worth, Chain]] = []
             for worth, victim in order:
-                if worth > DEAD and worth != LENT:
+                if worth.standing not in (Standing.OVER, Standing.LENT):
                     live = [(worth, victim), *itertools.islice(order, MOST_LIVE - 1)]
                     break
                 yield worth, victim, len(victim.tickets)
             for worth, victim in live:
                 tail, num = self._kept_tail(victim)
-                if num and not self._below.stays(victim.program, worth, tail, num):
+                if num and not self._below.stays(victim.program, worth.rank, tail, num):
                     yield worth, victim, num
             order = itertools.chain(live, order)
         for worth, victim in order:
@@ -185,8 +185,8 @@ class SlotClaims:
         return tail, int(np.count_nonzero(there[first:] & (table.num_chains[tail] == 1)))
 
     def _enough(
-        self, order: Iterator[tuple[float, Chain, int]], num_wanted: int
-    ) -> list[tuple[float, Chain, int]]:
+        self, order: Iterator[tuple[Worth, Chain, int]], num_wanted: int
+    ) -> list[tuple[Worth, Chain, int]]:
         """Return the first of those chains that together, as whole chains, free `num_wanted` slots
         that no other chain claims; a chain is skipped if one of the slots it would free is busy.
         Return none if that is not enough."""

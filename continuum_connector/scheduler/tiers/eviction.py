@@ -10,23 +10,46 @@ Residence: how long what is stored stays in DRAM before it leaves for room.
 
 from __future__ import annotations
 
+import enum
 import heapq
 import itertools
 import math
-import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.slots import Chain
 
-# Program, and when a chain of it was last used -> worth of that chain in DRAM.
+
+class Standing(enum.IntEnum):
+    """What keeps a chain in DRAM; of two, the lower leaves first."""
+
+    OVER = 0  # a finished program or a superseded turn left it: nobody misses it
+    AHEAD = 1  # read ahead of a turn that can wait: it takes no other program's room
+    LENT = 2  # a running turn has it in VRAM and stores it anew, so it is not lost
+    LIVE = 3  # a turn may come back for it
+
+
+class Worth(NamedTuple):
+    """What a chain is worth in DRAM. `rank`: the policy's, among those that are live."""
+
+    standing: Standing
+    rank: float = 0.0
+
+
+# Program, and when a chain of it was last used -> its rank among those that are live.
 Rank = Callable[[str, float], float]
 
-DEAD = -math.inf  # worth of what finished programs or superseded turns left: no program misses it
-LENT = -1e12  # worth of what is lent, exactly; it leaves before all that is live, and is not lost
+AHEAD = Worth(Standing.AHEAD, -math.inf)
+_OVER, _LENT = Worth(Standing.OVER), Worth(Standing.LENT)
+
+
+def live_worth(rank: Rank | None, program: str, last_used: float) -> Worth:
+    """What a live chain is worth. Where no policy ranks them, all are worth the same."""
+    return Worth(Standing.LIVE, 0.0 if rank is None else rank(program, last_used))
+
 
 # How many live chains from either end of the least-recently-used order are compared at a time. Both
 # ends, because where programs return in turn, the one used last is needed last: with less DRAM than
@@ -133,51 +156,63 @@ class EvictionOrder:
                 del self._current[chain.program]
 
     def victims(
-        self, besides: Chain, rank: Rank | None, only_live: bool = False
-    ) -> Iterator[tuple[float, Chain]]:
+        self, besides: Chain, rank: Rank | None, only_live: bool = False, is_ahead: bool = False
+    ) -> Iterator[tuple[Worth, Chain]]:
         """Return (worth, chain) in the order in which they leave. Without `rank`, live chains are
-        worth 0 and leave least recently used first. What leaves before them is worth -inf, or LENT.
+        worth the same and leave least recently used first. `is_ahead`: `besides` is read ahead, and
+        of what is live other chains of its program leave first.
 
         The caller takes what it can of each chain before it asks for the next, and changes the
         order only once it asks no more. `rank` is called for 2 * NUM_CANDIDATES programs, then for
         one more per live chain yielded, however many there are.
         """
-        live = self._by_use(besides) if rank is None else self._by_rank(besides, rank)
+        if rank is None and not is_ahead:
+            live = self._by_use(besides)
+        else:
+            live = self._by_rank(besides, rank, is_ahead)
         if only_live:
             return live
         dead = itertools.chain(self._done, self._superseded)
-        lent = zip(itertools.repeat(LENT), reversed(self._lent))
-        return itertools.chain(zip(itertools.repeat(DEAD), dead), lent, live)
+        lent = zip(itertools.repeat(_LENT), reversed(self._lent))
+        return itertools.chain(zip(itertools.repeat(_OVER), dead), lent, live)
 
-    def _by_use(self, besides: Chain) -> Iterator[tuple[float, Chain]]:
+    def _by_use(self, besides: Chain) -> Iterator[tuple[Worth, Chain]]:
+        equal = Worth(Standing.LIVE)
         for chain in self._live:
             if chain is not besides:
-                yield 0.0, chain
+                yield equal, chain
 
-    def _by_rank(self, besides: Chain, rank: Rank) -> Iterator[tuple[float, Chain]]:
+    def _by_rank(
+        self, besides: Chain, rank: Rank | None, is_ahead: bool
+    ) -> Iterator[tuple[Worth, Chain]]:
         num_unseen = num_live = len(self._live)
         coldest = iter(enumerate(self._live))
         hottest = zip(range(num_live - 1, -1, -1), reversed(self._live), strict=True)
         ends: tuple[Iterator[tuple[int, Chain]], ...] = (coldest, hottest)
-        window: list[tuple[float, int, Chain, int]] = []  # the place in the order breaks ties
+        # The place in the order breaks ties.
+        window: list[tuple[Standing, float, int, Chain, int]] = []
 
         def look(end: int) -> None:
             """Let in the next chain from that end; the ends meet in the middle."""
             nonlocal num_unseen
             for place, chain in itertools.islice(ends[end], num_unseen):
                 num_unseen -= 1
-                if chain is not besides and not self._is_stuck(chain):
-                    heapq.heappush(
-                        window, (rank(chain.program, chain.last_used), place, chain, end)
-                    )
-                    return
+                if chain is besides or self._is_stuck(chain):
+                    continue
+                if is_ahead and chain.program == besides.program:
+                    worth = AHEAD
+                else:
+                    own = -math.inf if rank is None else rank(chain.program, chain.last_used)
+                    worth = Worth(Standing.LIVE, own)
+                heapq.heappush(window, (*worth, place, chain, end))
+                return
 
         for _ in range(NUM_CANDIDATES):
             look(0)
             look(1)
         while window:
-            worth, _, chain, end = window[0]
-            yield worth, chain
+            standing, own, _, chain, end = window[0]
+            yield Worth(standing, own), chain
             heapq.heappop(window)
             look(end)
 
@@ -230,15 +265,3 @@ class Residence:
     def _until(self, now: float) -> float:
         span_s = max(now - self._parts[0][0], LEAST_S)
         return self._num_slots * span_s / self._num_left
-
-
-def least(program: str, rank: Rank | None) -> Rank:
-    """Return `rank`, but with this program's blocks worth less than all that is live. If `rank` is
-    None, all other programs' blocks are worth little, too."""
-
-    def worth(each: str, last_used: float) -> float:
-        if each == program:
-            return -sys.float_info.max
-        return rank(each, last_used) if rank is not None else -sys.float_info.max / 2
-
-    return worth

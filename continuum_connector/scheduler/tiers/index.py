@@ -15,6 +15,7 @@ chain without its tail is useless: then chains are stored whole and leave whole 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -24,7 +25,14 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.below import Below, NothingBelow
 from continuum_connector.scheduler.tiers.chains import SlotClaims
-from continuum_connector.scheduler.tiers.eviction import DEAD, LENT, EvictionOrder, Rank, Residence
+from continuum_connector.scheduler.tiers.eviction import (
+    AHEAD,
+    EvictionOrder,
+    Rank,
+    Residence,
+    Standing,
+    live_worth,
+)
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     Chain,
@@ -113,6 +121,7 @@ class HostIndex:
         num_prompt: int = 0,
         ends: Sequence[int] = (),
         numbers: Numbers | None = None,
+        is_ahead: bool = False,
     ) -> Tickets:
         """Claim slots for those of `keys`, one chain, that are not stored yet, evicting if needed.
 
@@ -121,13 +130,14 @@ class HostIndex:
         where chains are `whole`. Without `rank`, the least recently used is worth least.
         `num_prompt`: how many of `keys` the prompt has. `ends`: where the blocks end, in tokens.
         `numbers`: what `slots_of` says of the keys, if the caller has asked; it is changed.
+        `is_ahead`: only what is over and other chains of the program leave for it.
         """
         numbers = self.slots_of(keys) if numbers is None else numbers
         present, missing = numbers[numbers >= 0], (numbers < 0).nonzero()[0]
         loan = self.order.loans.get(program)
         chain = self._claims.begin(present, program, now, num_prompt)
         victims: list[Chain] = []
-        claimed = self._make_room(len(missing), chain, now, rank, victims)
+        claimed = self._make_room(len(missing), chain, now, rank, is_ahead, victims)
         self.num_refused += len(missing) - len(claimed)
         if self._whole and len(claimed) < len(missing):
             self._claims.withdraw(chain)
@@ -279,7 +289,13 @@ class HostIndex:
 
     # --- room -------------------------------------------------------------------------
     def _make_room(
-        self, num_wanted: int, chain: Chain, now: float, rank: Rank | None, victims: list[Chain]
+        self,
+        num_wanted: int,
+        chain: Chain,
+        now: float,
+        rank: Rank | None,
+        is_ahead: bool,
+        victims: list[Chain],
     ) -> Numbers:
         """Return slots: the free ones, then those of chains worth no more than `chain`; none if
         that is too few and chains are whole. The caller then drops `victims` that are empty."""
@@ -289,18 +305,18 @@ class HostIndex:
         if len(free) == num_wanted:
             return free
         num_missing, below = num_wanted - len(free), self.below
-        own = rank(chain.program, now) if rank is not None else 0.0
-        tails_first = own > DEAD and below.takes_all(now)
+        own = AHEAD if is_ahead else live_worth(rank, chain.program, now)
+        tails_first = (is_ahead or own.rank > -math.inf) and below.takes_all(now)
         num_whole = num_missing if self._whole else 0
         taken, num_lost = [free], 0  # live blocks
         for worth, victim, most in self._claims.leaving(chain, own, rank, tails_first, num_whole):
             victims.append(victim)
             most = min(most, num_missing)
             for leaving in self._claims.let_go(victim, None if self._whole else most):
-                if worth == LENT:
+                if worth.standing is Standing.LENT:
                     given = zip(self.keys_at(leaving), below.uses(leaving), strict=False)
                     self.order.loans[victim.program].given.update(given)
-                elif worth > DEAD:
+                elif worth.standing is not Standing.OVER:
                     num_lost += below.left(leaving, victim.program)
                 taken.append(leaving)
                 num_missing -= len(leaving)

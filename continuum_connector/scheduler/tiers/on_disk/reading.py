@@ -20,7 +20,7 @@ from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key, KvGroups
 from continuum_connector.scheduler.tiers.below import Told
 from continuum_connector.scheduler.tiers.events import TierEvents
-from continuum_connector.scheduler.tiers.eviction import Rank, least
+from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
 from continuum_connector.scheduler.tiers.on_disk.marks import Marks
@@ -414,10 +414,9 @@ class Reading:
         wanted, num_evicted = prompt.wanted, self._dram.num_evicted
         keys, program = [wanted.keys[place] for place in chain], wanted.program
         can_wait = wait is not None and self._makes_room(now)
-        rank = self._rank_now(now)
-        rank = least(program, rank) if can_wait else rank
         ends = [(place + 1) * self._size for place in chain]
-        tickets = self._dram.reserve(keys, program, now, rank, ends=ends)
+        rank = self._rank_now(now)
+        tickets = self._dram.reserve(keys, program, now, rank, ends=ends, is_ahead=can_wait)
         self._account.count("dram_evicted_blocks", self._dram.num_evicted - num_evicted)
         targets = np.full(end, -1, np.int64)
         targets[is_wanted.nonzero()[0][: len(tickets)]] = tickets
