@@ -85,7 +85,7 @@ def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
     return proven.why_aside(vllm_config.cache_config.enable_prefix_caching, unproven, runner)
 
 
-def settled(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, str]:
+def resolve_config(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, str]:
     """Return our config, and why this server cannot use us ("" if it can). The config leaves out
     what needs names that this vLLM lacks, and has a size of DRAM if the user gave none."""
     if why_aside := probe.why_aside(*served.features(vllm_config, kv_cache_config)):
@@ -99,7 +99,7 @@ def settled(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, st
         config = msgspec.structs.replace(config, dram_bytes=0)
     if probe.is_off(Part.TIER) or probe.is_off(Part.DISK):
         config = msgspec.structs.replace(config, disk_path="")
-    return host_slots.settled(config, vllm_config, kv_cache_config), ""
+    return host_slots.with_default_dram(config, vllm_config, kv_cache_config), ""
 
 
 def policy(config: ContinuumConfig) -> Hinted:

@@ -47,7 +47,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        self.config, why_aside = build.settled(vllm_config, kv_cache_config)
+        self.config, why_aside = build.resolve_config(vllm_config, kv_cache_config)
         self.mode = Mode.ASIDE  # until our scheduler is attached
         self._may_serve = False  # until `role` and why_aside are looked at
         self.side: SchedulerSide = None  # type: ignore[assignment]

@@ -24,7 +24,9 @@ NO_LOOKUP = (
 )
 
 
-def settled(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> ContinuumConfig:
+def with_default_dram(
+    config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any
+) -> ContinuumConfig:
     """The config with the size of a DRAM tier that nobody gave one. Every half and engine of a node
     gets the same. While vLLM sleeps, the tier gives its memory back, because a copy of the weights
     needs some (device_allocator/cumem.py)."""

@@ -107,13 +107,18 @@ class Away:
             if (gap := self._take_gap(program, since)) is not None:
                 self._gaps.ended(gap, now)
 
-    def forecast_of(self, program: str, since: float | None = None) -> Forecast | None:
-        """Forecast when what the program left at `since`, or last, is continued, counted from then;
-        None if it is not away."""
+    def forecast_of(self, program: str) -> Forecast | None:
+        """Forecast when what the program left last is continued, counted from then; None if it is
+        not away."""
         absence = self._absences.get(program)
         if absence is None or not absence.gaps:
             return None
-        gap = absence.gaps.get(next(reversed(absence.gaps)) if since is None else since)
+        return self.forecast_since(program, next(reversed(absence.gaps)))
+
+    def forecast_since(self, program: str, since: float) -> Forecast | None:
+        """The same of what it left at `since`."""
+        absence = self._absences.get(program)
+        gap = None if absence is None else absence.gaps.get(since)
         return None if gap is None else self._gaps.forecast(gap.asked)
 
     def forget_gaps(self) -> None:

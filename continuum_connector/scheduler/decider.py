@@ -146,7 +146,7 @@ class Decider:
 
     def worth_now(self, pin: LivePin, now: float) -> float:
         """Return what a pin is worth now, given that its program has not returned yet."""
-        gap = self.away.forecast_of(pin.program, pin.started)
+        gap = self.away.forecast_since(pin.program, pin.started)
         if gap is None or not 0.0 < pin.rank[0] < math.inf:
             return pin.rank[0]
         return self.policy.aged(pin.value, gap, now - pin.started)
@@ -227,7 +227,7 @@ class DramWorth:
                 # Forgotten: only its blocks show that it was there. Its client may still come back.
                 return worth(Resident(key, last_used, last_used, finished=last_used), now)
             since = program.left_at(last_used)
-            gap = None if since is None else self._away.forecast_of(key, since)
+            gap = None if since is None else self._away.forecast_since(key, since)
             last_used = last_used if since is None else since
             is_in_use = gap is None and program.num_active > 0  # as far as anybody can tell
             resident = Resident(

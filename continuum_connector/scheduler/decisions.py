@@ -63,7 +63,7 @@ class Decisions:
         if stores(choice.decision) and not self._tier.store(key, blocks, now, request):
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
-        num_lent = self._tier.loans.take_back(key, request.request_id)
+        num_lent = self._tier.loans.end(key, request.request_id)
         if num_lent and not (stores(choice.decision) or finished.is_last):
             # Some of the chain lent to this turn has left DRAM, because the turn was to store it
             # anew. But its client went away, and may ask again, or it is not worth a store of its

@@ -362,7 +362,7 @@ class SchedulerSide:
             return False
         self.turns.make_last(program)
         self.retention.end_program(key, now)
-        self.tier.demote(key, None)
+        self.tier.demote_all(key)
         program.end()
         absence = self._away.absence_of(key)
         if absence is not None:

@@ -88,8 +88,8 @@ def test_a_side_request_closes_no_gap_but_its_own() -> None:
     table.finished("p", 12.0, ANSWER)
     assert table.away.arrived("p", 0.0, 60.0) == 60.0, "the agent is back"
     assert table.gaps.forecast(RUN).num_seen == 1.0
-    assert table.away.forecast_of("p", 0.0) is None
-    waits = table.away.forecast_of("p", 12.0)
+    assert table.away.forecast_since("p", 0.0) is None
+    waits = table.away.forecast_since("p", 12.0)
     assert waits is not None
     assert waits.cdf == table.gaps.forecast(ANSWER).cdf
     table.away.ended("p", 70.0)

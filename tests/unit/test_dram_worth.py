@@ -45,7 +45,7 @@ class World:
             )
             for at, name in enumerate("abcd")
         }
-        self.away = SimpleNamespace(forecast_of=lambda key, _since: {"a": SOON}.get(key))
+        self.away = SimpleNamespace(forecast_since=lambda key, _since: {"a": SOON}.get(key))
         decider: Any = SimpleNamespace(
             away=self.away,
             costs=SimpleNamespace(queueing_s=self.queueing_s),
@@ -201,7 +201,7 @@ def test_a_chain_that_a_turn_is_back_for_is_not_away_though_the_program_left_ano
     program = world.programs["a"] = Program("a", IdentitySource.CLIENT, 0.0, last_seen=50.0)
     for at in (10.0, 40.0):
         program.leave(Kept(), None, at)
-    world.away.forecast_of = lambda _, since: SOON if since == 10.0 else None
+    world.away.forecast_since = lambda _, since: SOON if since == 10.0 else None
     assert [world.shown("a", at).finished for at in (10.0, 40.0)] == [10.0, 40.0]
     program.num_active = 1
     assert [world.shown("a", at).finished for at in (10.0, 40.0)] == [10.0, None]

@@ -114,7 +114,10 @@ class Shelf:
     def forget_request(self, request_id: str) -> None:
         self.promised.pop(request_id, None)
 
-    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
+    def demote(self, program: str, blocks: ChainBlocks, request: Any) -> None:
+        """Nothing is evicted."""
+
+    def demote_all(self, program: str) -> None:
         """Nothing is evicted."""
 
     def residence_s(self, now: float) -> float:
@@ -206,8 +209,11 @@ class DramAndShelf:
         self._chosen.pop(request_id, None)
         self._all("forget_request", request_id)
 
-    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
+    def demote(self, program: str, blocks: ChainBlocks, request: Any) -> None:
         self._all("demote", program, blocks, request)
+
+    def demote_all(self, program: str) -> None:
+        self._all("demote_all", program)
 
     def residence_s(self, now: float) -> float:
         return math.inf

@@ -344,7 +344,9 @@ def test_a_users_own_scheduler_stays_and_we_step_aside(
     engine = Engine(scheduler_cls=OwnScheduler, extra_config={"dram_bytes": dram_bytes})
     assert type(engine.scheduler) is OwnScheduler
     stock_with_one_sentence(engine, caplog, "OwnScheduler'> is not ours")
-    assert build.settled(engine.vllm_config, engine._cache(100))[1], "the workers take no DRAM"
+    assert build.resolve_config(engine.vllm_config, engine._cache(100))[1], (
+        "the workers take no DRAM"
+    )
 
 
 def test_a_scheduler_that_a_user_derives_from_ours_is_ours() -> None:

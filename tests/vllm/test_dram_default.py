@@ -14,7 +14,7 @@ from continuum_connector import dram
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.dram import Spare
 from continuum_connector.errors import ConfigError
-from continuum_connector.host_slots import settled
+from continuum_connector.host_slots import with_default_dram
 from continuum_connector.vllm import attach, node, served
 from tests.vllm import kv_caches
 from tests.vllm.test_worker_start import BLOCK_BYTES, layers, server
@@ -92,7 +92,7 @@ def test_all_ranks_of_a_node_count(
     seen(monkeypatch, 4 * GIB)
     attach.prepare(config)
     monkeypatch.setattr(node, "num_ranks", lambda _: (1, ranks))
-    found = settled(ContinuumConfig(), config, kv_cache())
+    found = with_default_dram(ContinuumConfig(), config, kv_cache())
     assert found.tier_bytes == caches * NUM_BLOCKS * BLOCK_BYTES
 
 
@@ -105,7 +105,7 @@ def test_chains_that_are_stored_whole_or_not_at_all_wait_for_no_demand(
     attach.prepare(config)
     groups = SimpleNamespace(are_simple=False)
     monkeypatch.setattr(served, "read_groups", lambda *_: groups)
-    found = settled(ContinuumConfig(), config, kv_cache())
+    found = with_default_dram(ContinuumConfig(), config, kv_cache())
     assert found.dram is not None
     assert (found.dram.num_bytes > 0, found.dram.num_left) == (True, 0)
 
@@ -119,8 +119,8 @@ def test_a_sleeping_server_gives_back_what_nobody_asked_for(
     seen(monkeypatch, 4 * GIB)
     attach.prepare(config)
     config.model_config.enable_sleep_mode = sleeps
-    assert settled(ContinuumConfig(), config, kv_cache()).sleep_dram == released
-    written = settled(ContinuumConfig(dram_bytes=GIB), config, kv_cache())
+    assert with_default_dram(ContinuumConfig(), config, kv_cache()).sleep_dram == released
+    written = with_default_dram(ContinuumConfig(dram_bytes=GIB), config, kv_cache())
     assert written.sleep_dram == "keep"
 
 
@@ -138,7 +138,7 @@ def test_on_another_platform_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) 
     seen(monkeypatch, 4 * GIB)
     attach.prepare(config)
     monkeypatch.setattr(served, "platform", lambda: "rocm")
-    found = settled(ContinuumConfig(), config, kv_cache())
+    found = with_default_dram(ContinuumConfig(), config, kv_cache())
     assert found.dram == (0, "the copy engine does not know the platform `rocm`", 1)
 
 

@@ -88,9 +88,12 @@ class Tier(Protocol):
     def forget_request(self, request_id: str) -> None:
         """The request is over: drop what was remembered for its lookups."""
 
-    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
-        """Make what the program has here of these blocks, and of what they continue, the first to
-        be evicted, until it is used again; None: all that it has here."""
+    def demote(self, program: str, blocks: ChainBlocks, request: Any) -> None:
+        """Make what the program has here of this turn's blocks, and of what they continue, the
+        first to be evicted, until it is used again."""
+
+    def demote_all(self, program: str) -> None:
+        """Make all that the program has here the first to be evicted, until it is used again."""
 
     def residence_s(self, now: float) -> float:
         """Seconds a stored block stays before it leaves for room; infinite while none has to."""

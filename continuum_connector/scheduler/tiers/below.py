@@ -99,8 +99,12 @@ class Below(Protocol):
         """A load found these slots wrong: what was taken from them is as wrong."""
         return
 
-    def demote(self, program: str, keys: Sequence[Key | None] | None) -> None:
-        """The program wants these no more; None: nothing that it has."""
+    def demote(self, program: str, keys: Sequence[Key | None]) -> None:
+        """The program wants these no more."""
+        return
+
+    def demote_all(self, program: str) -> None:
+        """The program wants nothing any more that it has here."""
         return
 
     def dram_down(self) -> None:

@@ -86,12 +86,9 @@ class SlotClaims:
         has_it = [c for c in self.order.current(program) if (c.tickets == last).any()]
         self.order.use(has_it, now)
 
-    def demote(self, program: str, numbers: Numbers | None, num_prompt: int) -> None:
+    def demote(self, program: str, numbers: Numbers, num_prompt: int) -> None:
         """Nobody will continue those of the program's chains that a turn with these slots, -1 where
-        a block has none, continues; None: any of its chains."""
-        if numbers is None:
-            self.order.demote(self.order.current(program))
-            return
+        a block has none, continues."""
         present = numbers[numbers >= 0]
         self._table.mark(present, True)
         self.order.demote(self._continued(self.order.current(program), num_prompt))

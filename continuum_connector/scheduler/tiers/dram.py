@@ -154,13 +154,14 @@ class DramTier:
         self._found.forget(request_id)
 
     # --- what leaves ------------------------------------------------------------------
-    def demote(self, program: str, blocks: ChainBlocks | None, request: Any = None) -> None:
-        if blocks is None:
-            self.index.demote(program, None)
-        else:
-            keys = [key for key in blocks.keys if key is not None]
-            self.index.demote(program, keys, _num_prompt(blocks, request))
-        self.below.demote(program, None if blocks is None else blocks.keys)
+    def demote(self, program: str, blocks: ChainBlocks, request: Any) -> None:
+        keys = [key for key in blocks.keys if key is not None]
+        self.index.demote(program, keys, _num_prompt(blocks, request))
+        self.below.demote(program, blocks.keys)
+
+    def demote_all(self, program: str) -> None:
+        self.index.demote_all(program)
+        self.below.demote_all(program)
 
     def residence_s(self, now: float) -> float:
         return self.index.residence.seconds(now)

@@ -128,15 +128,20 @@ class EvictionOrder:
         self._lent[chain] = None
         self.loans[chain.program] = Loan(len(chain.tickets), request_id)
 
-    def take_back(self, program: str, ended: str = "") -> int:
-        """No turn of the program runs alone any more. Returns how many blocks were lent to the one
-        that has `ended`, if some of them left; else 0. Until then it owes what left."""
-        if (loan := self.loans.get(program)) is None:
-            return 0
+    def take_back(self, program: str) -> None:
+        """No turn of the program runs alone any more. The one that was lent a chain owes what left
+        of it until it has ended."""
+        if program not in self.loans:
+            return
         for chain in self._current.get(program, ()):
             if self._lent.pop(chain, chain) is None:
                 self._live[chain] = None
-        if loan.to != ended:
+
+    def end_loan(self, program: str, request_id: str) -> int:
+        """That turn has ended: return how many blocks were lent to it, if some of them left."""
+        self.take_back(program)
+        loan = self.loans.get(program)
+        if loan is None or loan.to != request_id:
             return 0
         del self.loans[program]
         return loan.num_blocks if loan.given else 0

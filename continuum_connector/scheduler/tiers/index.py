@@ -218,10 +218,13 @@ class HostIndex:
         """A turn of the program loads a chain up to this ticket's slot."""
         self._claims.use(program, last, now)
 
-    def demote(self, program: str, keys: Sequence[Key] | None, num_prompt: int = 0) -> None:
-        """The program's last turn has these keys: the chains that it continues leave first. None:
-        all of the program's chains do."""
-        self._claims.demote(program, None if keys is None else self.slots_of(keys), num_prompt)
+    def demote(self, program: str, keys: Sequence[Key], num_prompt: int = 0) -> None:
+        """The program's last turn has these keys: the chains that it continues leave first."""
+        self._claims.demote(program, self.slots_of(keys), num_prompt)
+
+    def demote_all(self, program: str) -> None:
+        """All of the program's chains leave first."""
+        self.order.demote(self.order.current(program))
 
     def chains_of(self, program: str) -> Sequence[Chain]:
         """The program's live chains."""

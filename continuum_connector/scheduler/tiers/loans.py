@@ -46,8 +46,11 @@ class Loans:
         last = block_key(hashes[num - 1], 0)
         return self._index.keys_of(chain.tickets[num - 1 : num]) == [last]
 
-    def take_back(self, program: str, ended: str = "") -> int:
-        """The turn does not run any more, or is not alone: nothing more leaves for it. With its
-        request's id, once it has `ended`, return how many of its first blocks were lent, if some of
-        them left, so that a turn that is not stored can put them back; else 0."""
-        return self._index.order.take_back(program, ended)
+    def take_back(self, program: str) -> None:
+        """The turn does not run any more, or is not alone: nothing more leaves for it."""
+        self._index.order.take_back(program)
+
+    def end(self, program: str, request_id: str) -> int:
+        """That turn has ended. Return how many of its first blocks were lent to it, if some of them
+        left, so that a turn that is not stored can put them back; else 0."""
+        return self._index.order.end_loan(program, request_id)

@@ -140,9 +140,12 @@ class Disk:
         numbers = self.index.find(list(names))
         self.index.forget(numbers[numbers >= 0])
 
-    def demote(self, program: str, keys: Sequence[Key | None] | None) -> None:
+    def demote(self, program: str, keys: Sequence[Key | None]) -> None:
         length = self._plan.slot_blocks
-        self.index.demote(program, None if keys is None else keys[length - 1 :: length])
+        self.index.demote(program, keys[length - 1 :: length])
+
+    def demote_all(self, program: str) -> None:
+        self.index.demote_all(program)
 
     def dram_down(self) -> None:
         self.down_reason = self.down_reason or "there is no DRAM above it"

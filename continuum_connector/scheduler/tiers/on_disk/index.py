@@ -89,15 +89,15 @@ class DiskIndex:
         numbers[self._states[numbers] != _State.READY] = -1
         return numbers
 
-    def demote(self, program: str, keys: Sequence[Key | None] | None) -> None:
-        """The program is done with these, None: with all it has: what no other uses leaves
-        first."""
-        if keys is None:
-            self.shelves.demote_all(program)
-            return
+    def demote(self, program: str, keys: Sequence[Key | None]) -> None:
+        """The program is done with these: what no other uses leaves first."""
         found = (self._numbers.get(key) for key in keys if key is not None)
         numbers = np.array([number for number in found if number is not None], np.int64)
         self.shelves.demote(program, numbers)
+
+    def demote_all(self, program: str) -> None:
+        """The program is done with all it has: what no other uses leaves first."""
+        self.shelves.demote_all(program)
 
     # --- writes -----------------------------------------------------------------------
     def reserve(self, program: str, keys: Sequence[Key], depths: Sequence[int]) -> Numbers:
