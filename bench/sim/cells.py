@@ -22,7 +22,10 @@ from bench.sim.load import Demand, demand, stretched
 from bench.sim.workloads import registry
 
 PATH = Path(__file__).with_name("matrix.toml")
-ON_MACHINE = ("gpu", "model", "block_size", "pcie_gb_s", "disk_gb_s")
+ON_MACHINE = (
+    *("gpu", "model", "block_size", "pcie_gb_s", "disk_gb_s"),
+    *("max_num_batched_tokens", "max_num_seqs"),
+)
 LEAST_TURNS = 2  # so many of the longest turn fit into VRAM at least
 
 
@@ -118,7 +121,7 @@ def scene(cell: Cell, seed: int) -> Scene:
 
 
 def _as_measured(cell: Cell, seed: int, said: dict[str, Any]) -> Scene:
-    on = {key: said.pop(key) for key in (*ON_MACHINE, "dram_gb") if key in said}
+    on = {key: said.pop(key) for key in (*ON_MACHINE, "dram_gb", "kv_tokens") if key in said}
     workload = registry.at_rate(said.pop("workload"), said, seed)
     whole = machine(**on)
     asked = demand(workload, whole)

@@ -83,6 +83,12 @@ class Options:
         float, Option(min=0.01, max=1e6, help="It reads; it writes half as fast.")
     ] = 7.0
     tp: Annotated[int, Option(min=1, max=1024, help="GPUs that share the model.")] = 1
+    max_num_batched_tokens: Annotated[
+        int | None, Option(min=1, max=1 << 20, help="vLLM's: tokens of a step; default: the GPU's.")
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, Option(min=1, max=1 << 20, help="vLLM's: requests of a step; the GPU's.")
+    ] = None
     seeds: Annotated[str, Option(help="A run for each; figures are of all together.")] = "42"
     sweep: Annotated[str, Option(help="A sweep of --list, instead of all options above.")] = ""
     out: Annotated[Path, Option(help="Results, a line per run; what it has is not run again.")] = (
@@ -150,8 +156,9 @@ def asked(options: Options) -> Iterator[Job]:
     )  # fmt: skip
     for gpu, model, rate, arm, seed in points:
         where: dict[str, Plain] = {"gpu": gpu, "model": model, "dram_gb": options.dram_gb}
-        if options.pcie_gb_s is not None:
-            where["pcie_gb_s"] = options.pcie_gb_s
+        for name in ("pcie_gb_s", "max_num_batched_tokens", "max_num_seqs"):
+            if (value := getattr(options, name)) is not None:
+                where[name] = value
         if options.disk_gb:
             where |= {"disk_gb": options.disk_gb, "disk_gb_s": options.disk_gb_s}
         if options.tp != 1:

@@ -197,11 +197,14 @@ def machine(
     step_s: float | None = None,
     disk_gb: float = 0.0,
     disk_gb_s: float = 7.0,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
 ) -> Machine:
     """Return a server by names. Raises KeyError for unknown ones, ValueError if nothing fits.
 
     Without `kv_tokens`: what the published sweep counted, else what nine tenths of the memory leave
-    beside the weights and 4 GB of activations. `pcie_gb_s` and `step_s` replace the GPU's own.
+    beside the weights and 4 GB of activations. `pcie_gb_s`, `step_s`, `max_num_batched_tokens` and
+    `max_num_seqs` replace the GPU's own.
     Without `block_size`: what a model with states needs, else 64. `disk_gb_s`: that a drive of
     `disk_gb`, 0 for none, reads; it writes half as fast.
     """
@@ -212,6 +215,16 @@ def machine(
         one = replace(one, pcie_rate=pcie_gb_s * GB, pcie_both=pcie_gb_s * GB)
     if step_s is not None:
         one = replace(one, step_s=step_s)
+    if max_num_batched_tokens is not None:  # with fewer tokens than sequences no vLLM starts
+        most = min(one.max_num_seqs, max_num_batched_tokens)
+        one = replace(one, chunk=max_num_batched_tokens, max_num_seqs=most)
+    if max_num_seqs is not None:
+        one = replace(one, max_num_seqs=max_num_seqs)
+    if one.max_num_seqs > one.chunk:
+        raise ValueError(
+            f"max_num_batched_tokens {one.chunk} is below max_num_seqs {one.max_num_seqs}, with "
+            "which vLLM does not start; raise the one or lower the other"
+        )
     if kv_tokens is None and tp == 1 and model == "llama-8b":
         kv_tokens = PUBLISHED_KV_TOKENS.get(gpu)
     if kv_tokens is None:

@@ -87,6 +87,19 @@ def test_a_model_without_a_published_count_gets_what_its_weights_leave() -> None
     assert found.kv_tokens == pytest.approx((2 * (72e9 - 4e9) - 70.6e9) / 327_680, abs=1)
 
 
+def test_the_limits_of_a_step_are_the_gpu_s_or_what_is_said() -> None:
+    def limits(**said: int) -> tuple[int, int]:
+        gpu = machine("H100", **said).gpu
+        return gpu.chunk, gpu.max_num_seqs
+
+    assert limits() == (8192, 1024)
+    assert limits(max_num_batched_tokens=2048) == (2048, 1024)
+    assert limits(max_num_batched_tokens=512) == (512, 512)
+    assert limits(max_num_seqs=8) == (8192, 8)
+    with pytest.raises(ValueError, match="max_num_batched_tokens 4 is below max_num_seqs 8"):
+        machine(max_num_batched_tokens=4, max_num_seqs=8)
+
+
 def test_a_model_that_does_not_fit_is_refused_with_the_cure() -> None:
     with pytest.raises(ValueError, match="raise tp"):
         machine("L40S", "llama-70b-fp8")

@@ -10,6 +10,7 @@ import pytest
 
 from bench.common.plans import Span, Streams, Talk, Workload
 from bench.common.workloads import Request
+from bench.sim.load import Seen
 from bench.sim.workloads.recorded import FOLDER_VARIABLE, NAME, records
 from bench.sim.workloads.registry import NAMES, build
 from bench.sim.workloads.shape import CURVES, gaps
@@ -95,7 +96,10 @@ def test_a_compaction_keeps_the_system_prompt_and_is_shorter() -> None:
         assert turn.num_prompt_tokens < before.num_prompt_tokens
 
 
-@pytest.mark.parametrize(("name", "median", "p90"), [("coding", 9, 72), ("person", 127, 1543)])
+@pytest.mark.parametrize(
+    ("name", "median", "p90"),
+    [("coding", 9, 72), ("person", 127, 1543), ("swe", 0.233, 1.96), ("memoryless", 6.93, 23.0)],
+)
 def test_gaps_have_the_quantiles_of_their_curve(name: str, median: float, p90: float) -> None:
     rng, drawn = random.Random(1), gaps(name, longest_s=1e9)
     seconds = sorted(drawn.draw(rng)[0] for _ in range(20_000))
@@ -216,3 +220,60 @@ def test_a_trace_of_ones_own_is_a_workload(tmp_path: Path) -> None:
     (tmp_path / "b.json").write_text("{}")
     with pytest.raises(ValueError, match="of no format that is known"):
         build("recorded", {"file": str(tmp_path / "b.json")})
+
+
+def test_what_chats_have_in_common_is_common_text(tmp_path: Path) -> None:
+    def asked(chat: int, parent: int, at: float, tokens: int, ids: list[int]) -> str:
+        lengths = {"input_length": tokens, "output_length": 20}
+        head = {"chat_id": chat, "parent_chat_id": parent, "timestamp": at, "type": "text"}
+        return json.dumps(head | lengths | {"hash_ids": ids})
+
+    system = [1 << 60, 7]  # ids may be any numbers
+    file = tmp_path / "bailian.jsonl"
+    file.write_text(
+        "\n".join(
+            (
+                asked(6, -1, 2.0, 50, [*system, 3, 4]),
+                asked(5, -1, 0.0, 64, [*system, 8, 9]),
+                asked(9, 5, 4.0, 100, [*system, 8, 9, 11, 12]),
+            )
+        )
+    )
+    workload = build("recorded", {"file": str(file), "scale": 1.0})
+    first, second = workload.programs
+    assert [plan.arrival_s for plan in (first, second)] == pytest.approx([0.0, 1.0], abs=1e-3)
+    assert [turn.num_prompt_tokens for turn in first.turns] == [64, 100]
+    assert [turn.gap_s for turn in first.turns] == pytest.approx([0.0, 3.4])
+    assert common(first.turns[0].tokens(), second.turns[0].tokens()) == 32
+    assert common(first.turns[0].tokens(), first.turns[1].tokens()) == 64
+
+
+# --- loads that others publish --------------------------------------------------------------
+def test_in_slots_a_program_follows_the_end_of_the_one_before() -> None:
+    programs = build("swe", {"programs": 7, "slots": 3, "scale": 0.1}).programs
+    assert [plan.after is None for plan in programs] == [True] * 3 + [False] * 4
+    for before, plan in zip(programs, programs[3:], strict=False):
+        assert plan.after == (before.name, len(before.turns) - 1)
+        assert (plan.arrival_s, plan.parent) == (0.0, "")
+
+
+def test_trajectories_are_played_whole_and_have_no_text_in_common() -> None:
+    programs = build("swe", {"programs": 30, "turns": 200, "scale": 1.0}).programs
+    assert {len(plan.turns) for plan in programs} == {21, 24, 32}
+    lengths = {plan.turns[-1].num_prompt_tokens for plan in programs}
+    assert lengths <= {12743, 9962, 34098, 16618, 25286}
+    prompts = [plan.turns[0].tokens() for plan in programs]
+    assert len({token for prompt in prompts for token in prompt}) == sum(map(len, prompts))
+    pauses = [turn.gap_s for plan in programs for turn in plan.turns[1:]]
+    assert sum(pauses) / len(pauses) == pytest.approx(0.925, rel=0.3)
+
+
+def test_a_memory_without_bounds_finds_of_api_calls_what_was_measured() -> None:
+    programs = build("api_calls", {"programs": 1200, "context": 4800}).programs
+    seen = Seen(1)
+    found = 0
+    for turn in (plan.turns[0] for plan in programs):
+        found += seen.known(turn)
+        seen.add(turn)
+    asked = sum(plan.turns[0].num_prompt_tokens for plan in programs)
+    assert found / asked == pytest.approx(0.54, abs=0.02)

@@ -182,6 +182,8 @@ def test_a_folder_is_read_whole_and_packed_files_too(tmp_path: Path) -> None:
 
 
 FOREIGN = [
+    "",
+    "\n\n",
     '{"a": [1, 2], "b": 3}',
     '{"messages": [], "object": "list"}',
     '{"architectures": ["X"], "layer_types": ["a"]}',
@@ -192,6 +194,8 @@ FOREIGN = [
     '{"requests": [{"in": "many"}]}',
     '{"trajectory": 3}',
     '{"chat_id": 1, "parent_chat_id": 2}',
+    '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 0, "input_length": 9, "output_length": 1,'
+    ' "hash_ids": [[1]]}',
 ]
 
 
@@ -219,6 +223,24 @@ def test_a_file_beyond_the_bound_is_not_read_in_part(
     monkeypatch.setattr(foreign, "MAX_BYTES", 2 * line + 1)  # two whole lines
     with pytest.raises(SourceError, match="has more than"):
         foreign.read(trace)
+
+
+def test_bailian_and_weka_are_converted_and_read_again(tmp_path: Path) -> None:
+    """By the formats that they document: the first has a request per line, the other a file per
+    session. (A test of the lab plays them.)"""
+    asked = {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "type": "text", "turn": 2}
+    lengths = {"input_length": 521, "output_length": 132, "hash_ids": [*range(33)]}
+    (tmp_path / "bailian").write_text(json.dumps(asked | lengths) + "\n")
+    request = {"t": 0.0, "type": "n", "model": "m", "in": 15818, "out": 154, "stop": "tool_use"}
+    known = {"hash_ids": [*range(1, 248)], "input_types": ["text"], "output_types": ["tool_use"]}
+    times = {"api_time": 5.23, "think_time": 0.0}
+    head = {"id": "trace_1", "models": ["m"], "block_size": 64, "hash_id_scope": "local"}
+    (tmp_path / "weka").write_text(json.dumps(head | {"requests": [request | known | times]}))
+    for name, lengths in {"bailian": (521, 132), "weka": (15818, 154)}.items():
+        done = run(str(tmp_path / name), "--out", str(tmp_path / f"{name}.jsonl"))
+        assert done.stdout.startswith(f"1 requests of {name.title()}"), done.output
+        [one] = foreign.read(tmp_path / f"{name}.jsonl").requests
+        assert (one["inp"], one["out"], one["turn"], one["itypes"]) == (*lengths, 0, ["text"])
 
 
 def test_requests_are_written_and_read_again(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Recorded sessions, sub-agents included, replayed turn by turn: Claude Code's, and a trace that
-somebody has, whatever recorded it.
+"""Recorded sessions, sub-agents included, replayed turn by turn: Claude Code's, or anybody's.
 
 Fewer blocks in common with the lane's request before than that one had: a compaction or a fork.
 """
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.common.plans import ProgramPlan, Streams, Talk, TurnPlan, Workload
-from bench.common.workloads import BLOCK, Line, Request, lanes, lines, read_requests
+from bench.common.workloads import BLOCK, Line, Request, lanes, lines
 
 FOLDER_VARIABLE = "CONTINUUM_TRACES"
 COMMITTED = Path(__file__).resolve().parents[1] / "traces"  # parts of them, see README.md there
@@ -82,20 +81,6 @@ def claude_code(replay: Replay) -> Workload:
     return sessions("claude_code", records(NAME, SOURCE, Request), replay)
 
 
-@dataclass(frozen=True)
-class Recording(Replay):
-    """`file`: a trace, or a folder of such (tools/analysis/foreign.py says of what formats)."""
-
-    file: str = ""
-
-
-def recorded(recording: Recording) -> Workload:
-    """Programs of the file, picked by its seed. What the file does not say is in the note."""
-    requests, note = read_requests(Path(recording.file))
-    found = sessions("recorded", requests, recording)
-    return replace(found, note=f"{found.note}; {note}") if note else found
-
-
 def sessions(name: str, requests: Iterable[Request], replay: Replay) -> Workload:
     """The sessions that these requests are of, as that workload."""
     rng, streams = random.Random(f"{name.replace('_', ' ')} {replay.seed}"), Streams()
@@ -125,10 +110,10 @@ def _session(
     lane = lanes["main"]
     begin = rng.randrange(max(1, len(lane) - replay.turns + 1))
     begin = 0 if len(lanes) > 1 else begin  # sub-agents are sent out early
-    main = _lane(lane[begin : begin + replay.turns], replay, streams)
+    main = lane_turns(lane[begin : begin + replay.turns], replay, streams)
     programs = []
     for other in sorted(set(lanes) - {"main"}):
-        child = _lane(lanes[other][: replay.turns], replay, streams)
+        child = lane_turns(lanes[other][: replay.turns], replay, streams)
         asks = _asks(main, sum(turn.gap_s for turn in child))
         if asks is None:
             break
@@ -148,7 +133,7 @@ def _asks(main: list[TurnPlan], seconds: float) -> int | None:
     return long[0] if long else max(range(len(main) - 1), key=lambda i: main[i + 1].gap_s)
 
 
-def _lane(lane: Lane, replay: Replay, streams: Streams) -> list[TurnPlan]:
+def lane_turns(lane: Lane, replay: Replay, streams: Streams) -> list[TurnPlan]:
     """Turns of a lane; what a later one has in common with its predecessor is equal text."""
     talk, blocks = Talk(streams), 0
     for index, record in enumerate(lane):

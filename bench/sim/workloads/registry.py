@@ -9,24 +9,39 @@ from typing import Any
 from bench.common.plans import Workload
 from bench.sim.load import stretched
 from bench.sim.workloads.eight_turns import eight_turns
-from bench.sim.workloads.made_up import agents, compactions, forks, mixed, no_reuse, subagents
+from bench.sim.workloads.made_up import (
+    agents,
+    api_calls,
+    compactions,
+    forks,
+    mixed,
+    no_reuse,
+    subagents,
+)
 from bench.sim.workloads.mooncake import mooncake
-from bench.sim.workloads.recorded import Recording, Replay, claude_code, recorded
+from bench.sim.workloads.own import RECORDED, Recording, recorded
+from bench.sim.workloads.recorded import Replay, claude_code
 from bench.sim.workloads.shape import Shape
+from bench.sim.workloads.swe import Slots, swe
 
-EIGHT_TURNS, RECORDED = "eight_turns", "recorded"
+EIGHT_TURNS = "eight_turns"
 _LAID_OUT: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
     "agents": (Shape, agents, "made up: contexts that grow over 8 turns, a tool between two"),
     "no_reuse": (Shape, no_reuse, "made up: single requests that have nothing in common"),
     "forks": (Shape, forks, "made up: programs that share a long beginning"),
     "compactions": (Shape, compactions, "made up: programs that summarise themselves"),
     "subagents": (Shape, subagents, "made up: programs that send out others and wait for them"),
+    "api_calls": (Shape, api_calls, "made up: single requests that share 200 system prompts"),
     "mixed": (Shape, mixed, "made up: agents, people and single requests on one server"),
     "claude_code": (
         *(Replay, claude_code),
         "recorded: coding sessions with their sub-agents, contexts scaled to an eighth",
     ),
     "mooncake": (Replay, mooncake, "recorded: an hour of a chat service"),
+    "swe": (
+        *(Slots, swe),
+        "recorded: SWE-smith agents, whose pauses are drawn; slots=14: so many at a time",
+    ),
 }
 NAMES = tuple(_LAID_OUT)
 _OF_FILE: dict[str, tuple[type, Callable[[Any], Workload], str]] = {

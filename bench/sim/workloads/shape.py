@@ -3,9 +3,12 @@ away between two turns, by regime, in real seconds."""
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 from bench.common.plans import ProgramPlan, Talk, TurnPlan
@@ -34,6 +37,21 @@ _CODING = (  # tool gaps of 423 Claude Code sessions (workloads/recorded.py)
     *((0.0, 2.0), (0.1, 4.0), (0.25, 5.0), (0.5, 9.0), (0.75, 19.0)),
     *((0.9, 72.0), (0.95, 168.0), (0.99, 916.0), (1.0, 916.0)),
 )
+_SHARES = (0.001, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
+
+
+def _drawn(second_at: Callable[[float], float]) -> tuple[tuple[float, float], ...]:
+    """The points of a distribution, whose rarest gap is the one of one in ten thousand."""
+    points = tuple((share, second_at(share)) for share in _SHARES)
+    return (*points, (1.0, points[-1][1]))
+
+
+def _lognormal(mean_s: float, sd_s: float) -> tuple[tuple[float, float], ...]:
+    spread = math.log1p((sd_s / mean_s) ** 2)
+    middle = NormalDist(math.log(mean_s) - spread / 2, math.sqrt(spread))
+    return _drawn(lambda share: math.exp(middle.inv_cdf(share)))
+
+
 _PERSON = (  # between a person's messages, same sessions
     *((0.0, 8.0), (0.1, 16.0), (0.25, 40.0), (0.5, 127.0), (0.75, 409.0)),
     *((0.9, 1543.0), (1.0, 1543.0)),
@@ -46,6 +64,12 @@ CURVES = {
         Curve("slow", "five seconds, little spread", ((0.0, 3.5), (0.5, 5.0), (1.0, 7.0))),
         Curve("coding", "coding agents: median 9 s, P95 168 s", _CODING),
         Curve("person", "people: median 127 s", _PERSON),
+        # the Continuum paper's table 2: mini-swe-agent on SWE-bench
+        Curve(
+            "swe", "SWE-bench's tools: mean 0.9 s, one in a hundred 11 s", _lognormal(0.925, 3.55)
+        ),
+        # whoever was away long is no likelier to come than whoever has just gone
+        Curve("memoryless", "mean 10 s", _drawn(lambda share: -10.0 * math.log1p(-share))),
     )
 }
 

@@ -88,10 +88,12 @@ def test_options_of_a_workload_come_from_a_file_and_from_the_line(tmp_path: Path
     given = Options(
         arms="stock", workload=str(file), rates="1,2", gpu="H100", model="llama-8b",
         dram_gb=100.0, pcie_gb_s=12.0, disk_gb=900.0, disk_gb_s=3.0, tp=1, seeds="1",
+        max_num_batched_tokens=2048, max_num_seqs=64,
         settings=("window_s=9",), sweep="", out=tmp_path / "x", report=None, workers=1,
     )  # fmt: skip
     params = {"tool_s": 5.0, "window_s": 9}
     where = {"gpu": "H100", "model": "llama-8b", "dram_gb": 100.0, "pcie_gb_s": 12.0}
     where |= {"disk_gb": 900.0, "disk_gb_s": 3.0}
+    where |= {"max_num_batched_tokens": 2048, "max_num_seqs": 64}
     expected = [Job("stock", "eight_turns", {"rate": r, **params}, where, 1) for r in (1.0, 2.0)]
     assert [job.key for job in asked(given)] == [job.key for job in expected]

@@ -41,6 +41,7 @@ KNOWN = (
     "trajectories, OpenHands events, scheduler_timestamps"
 )
 Request = dict[str, Any]
+Reader = Callable[[list[Any], str], Iterable[Request]]
 Conversation = list[dict[str, Any]]
 
 
@@ -50,6 +51,23 @@ class Foreign(NamedTuple):
     format: str
     requests: list[Request]
     note: str
+
+
+class Chats(NamedTuple):
+    """Conversations as they are recorded: equal `hash_ids` are equal text, whoever's it is.
+    `block`: tokens of an id; `second`: of their clock."""
+
+    talks: list[Conversation]
+    block: int
+    second: float
+
+
+def chats(path: Path) -> Chats | None:
+    """A file's conversations, None where its format has none. SourceError as of `read`, which
+    says what is broken and is asked first."""
+    documents = _documents(path)
+    form = next((name for name, _, is_one, _ in FORMATS if is_one(documents[0])), "")
+    return _CHATS[form](documents) if form in _CHATS else None
 
 
 def read(path: Path) -> Foreign:
@@ -195,7 +213,6 @@ def _chains(
 
 
 def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator[Request]:
-    """`block`: tokens of a hash id; `second`: of its clock."""
     for index, talk in enumerate(talks):
         lane = Lane(f"chat{index}")
         for before, one in zip([None, *talk], talk, strict=False):
@@ -208,6 +225,7 @@ def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator
                 away_s = (at - before["timestamp"]) / second
                 think = max(0.0, away_s - before["output_length"] * TOKEN_S)
                 common = _shared(before["hash_ids"], one["hash_ids"]) * block
+            hash(tuple(one["hash_ids"]))  # a TypeError, where one is no id
             made = lane.turn(inp, out, common, think, at / second)
             yield made | {"itypes": ["text"]}
 
@@ -218,14 +236,20 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(itertools.takewhile(bool, same))
 
 
-def _bailian(documents: list[Any], _: str) -> Iterator[Request]:
+def _bailian(documents: list[Any]) -> Chats:
     """Each request names the one that it goes on from."""
-    chats = _chains(documents, lambda one: [one["parent_chat_id"]], lambda one: one["chat_id"])
-    return _talks(chats, 16, 1.0)
+    talks = _chains(documents, lambda one: [one["parent_chat_id"]], lambda one: one["chat_id"])
+    return Chats(talks, 16, 1.0)
 
 
-def _mooncake(documents: list[Any], _: str) -> Iterator[Request]:
-    return _talks(conversations(documents), 512, 1e3)
+_CHATS: dict[str, Callable[[list[Any]], Chats]] = {
+    "Bailian": _bailian,
+    "Mooncake": lambda documents: Chats(conversations(documents), 512, 1e3),
+}
+
+
+def _chats_of(form: str) -> Reader:
+    return lambda documents, _: _talks(*_CHATS[form](documents))
 
 
 def _weka(documents: list[Any], stem: str) -> Iterator[Request]:
@@ -369,13 +393,12 @@ def _has_messages(one: Any) -> bool:
     return _has("messages")(one[0] if isinstance(one, list) and one else one)
 
 
-Reader = Callable[[list[Any], str], Iterable[Request]]
 _ASKED = ("timestamp", "input_length", "output_length", "hash_ids")
 _ANSWERED = f"answers at {TOKEN_S} s a token"
 FORMATS: tuple[tuple[str, str, Callable[[Any], bool], Reader], ...] = (
     ("requests", "", _has("trace", "lane", "inp", "out"), lambda documents, _: documents),
-    ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _bailian),
-    ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _mooncake),
+    ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _chats_of("Bailian")),
+    ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _chats_of("Mooncake")),
     ("Weka", "", _has("requests"), _weka),
     ("SWE-agent", ESTIMATED, _has("trajectory"), _swe_agent),
     ("OpenHands", f"{ESTIMATED}, unless counted", _is_open_hands, _open_hands),

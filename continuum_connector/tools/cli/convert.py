@@ -45,8 +45,9 @@ def convert(
 
     requests: a JSON line per request with its lengths, its gap, and what it has in common with the
     one before. It is made of our traces, and of what others record: Mooncake, Bailian, Weka,
-    AgentX, trajectories of SWE-agent and its mini form, events of OpenHands. A simulation takes
-    such files as they are, too:
+    AgentX, trajectories of SWE-agent and its mini form, events of OpenHands. Not told is what one
+    conversation has in common with another (hash_ids of Bailian and Mooncake); a simulation of the
+    file as it is has that, too:
 
     \b
       continuum simulate --workload TRACE
