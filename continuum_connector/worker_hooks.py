@@ -24,7 +24,7 @@ from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumS
 from continuum_connector.vllm import compat, probe, served
 from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
 from continuum_connector.worker.layout import all_layers
-from continuum_connector.worker.tier import anyone
+from continuum_connector.worker.worker import anyone
 
 if TYPE_CHECKING:
     from continuum_connector.worker.worker import ContinuumWorker

@@ -13,7 +13,7 @@ from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.pool import _LOOK_EVERY
+from continuum_connector.worker.tier import _SHORT_EVERY
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import FakeCopyEngine
 from tests.unit.test_worker import store
@@ -144,11 +144,11 @@ def test_what_is_had_after_a_shortage_is_reported_and_seldom_looked_for(lines: L
     worker = started(engine)
     assert reported(worker) == {0: 20}
     lines.take()
-    reports = [step(worker, engine, 33) for _ in range(_LOOK_EVERY)]
+    reports = [step(worker, engine, 33) for _ in range(_SHORT_EVERY)]
     assert [report.ready_slots for report in reports if report is not None] == [{0: 33}]
     assert looks.num == 2
     engine.why = ""
-    reports = [step(worker, engine, NUM_SLOTS) for _ in range(3 * _LOOK_EVERY)]
+    reports = [step(worker, engine, NUM_SLOTS) for _ in range(3 * _SHORT_EVERY)]
     assert [report.ready_slots for report in reports if report is not None] == [{0: NUM_SLOTS}]
     assert looks.num == 3, "nobody looks any more"
     assert [(level, text[:22]) for level, text in lines.take()] == [
@@ -242,7 +242,7 @@ def test_one_that_is_short_looks_again_and_says_so_once(lines: Lines) -> None:
     worker.submit_stores()
     worker.poll()
     assert [level for level, _ in lines.take()] == ["WARNING"]
-    for _ in range(_LOOK_EVERY):
+    for _ in range(_SHORT_EVERY):
         step(worker, engine, 6)
     assert lines.take() == []
     assert step(worker, engine, 6) is None

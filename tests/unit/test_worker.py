@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, StepPlan, StoreOrder, TransferOutcome
-from continuum_connector.worker import health as condition
+from continuum_connector.worker import tier as condition
 from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.tier import num_slots_for
@@ -595,7 +595,7 @@ def test_exactly_once_in_every_order_of_hooks(steps, gives_up, last):
     for number, (plan, hooks) in enumerate(steps):
         run.plan = run.new_plan(*plan)
         run.rig.worker.begin(run.plan)
-        left = run.rig.worker._ends or StepPlan()
+        left = run.rig.worker.due or StepPlan()
         assert left.stores == run.plan.stores, "leftovers leave before the next plan"
         if number == gives_up:
             run.rig.worker.disable("the pool is short")
