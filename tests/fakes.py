@@ -35,6 +35,11 @@ class FakeClock:
         return self.now
 
 
+def poll(worker: Any) -> tuple[set[str], set[str]]:
+    """Poll a worker half as vLLM's hooks do: one that is idle is passed by (worker_hooks.py)."""
+    return (set(), set()) if worker.is_idle else worker.poll()
+
+
 @dataclass(frozen=True)
 class Submitted:
     """One call of `submit`."""

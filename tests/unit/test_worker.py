@@ -19,7 +19,7 @@ from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Regi
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker
-from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeClock, FakeCopyEngine
+from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeClock, FakeCopyEngine, poll
 
 LAYOUT = Layout((Region(4096, 1000, 0, 1000),), 100, 1000, "cpu", 0)
 CONFIG = ContinuumConfig(dram_bytes=64_000)
@@ -68,7 +68,7 @@ class Rig:
         return self.engine
 
     def poll(self) -> None:
-        finished, failed = self.worker.poll()
+        finished, failed = poll(self.worker)
         bad = self.worker.take_bad_blocks()
         assert failed <= finished
         assert bool(bad) == bool(failed)
@@ -125,7 +125,7 @@ def test_stores_wait_for_submit_stores_and_not_for_their_copies():
     rig = Rig()
     rig.worker.begin(StepPlan(stores=(store(1, 5), store(2, 6))))
     rig.worker.start_loads()
-    rig.worker.poll()  # with speculative decoding before the draft model has written its blocks
+    poll(rig.worker)  # with speculative decoding before the draft model has written its blocks
     assert rig.submitted() == []
     rig.worker.submit_stores()
     assert rig.submitted() == [1, 2]
@@ -620,7 +620,7 @@ def test_a_step_without_orders_costs_next_to_nothing():
         worker.begin(plan)
         worker.start_loads()
         worker.submit_stores()
-        worker.poll()
+        poll(worker)
         worker.take_report()
 
     seconds = min(timeit.repeat(step, number=2000, repeat=5)) / 2000

@@ -38,7 +38,7 @@ from continuum_connector.worker.disk import (
 from continuum_connector.worker.engine import CORRUPT, EIO, ENOSPC, MISSING, UNTRIED, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker
-from tests.fakes import BLOCK_BYTES, FakeClock
+from tests.fakes import BLOCK_BYTES, FakeClock, poll
 from tests.unit.fake_disk import IDLE, EngineWithDisk, FakeDiskFile
 
 LAYOUT = Layout((Region(4096, 4096, 0, 4000),), 100, 4096, "cpu", 0)
@@ -106,7 +106,7 @@ class Rig:
         self.tell()
 
     def tell(self) -> None:
-        self.worker.poll()
+        poll(self.worker)
         if report := self.worker.take_report():
             assert not report.outcomes.keys() & self.report.outcomes.keys(), "settled twice"
             self.report.merge(report)
@@ -200,7 +200,7 @@ def test_without_disk_path_there_is_no_thread_and_what_is_ordered_fails_all_the_
     worker.register(LAYOUT)
     assert set(threading.enumerate()) <= before
     worker.begin(StepPlan(reads=(read(1),), resets_disk=True))
-    worker.poll()
+    poll(worker)
     report = worker.take_report()
     assert report is not None
     assert report.outcomes == {1: TransferOutcome(num_failed=1, reasons=("no_tier",))}
@@ -393,6 +393,9 @@ def test_a_process_that_was_stopped_for_a_minute_does_not_blame_its_disk(rig: Ri
 
 
 def test_a_disk_that_says_itself_that_it_has_ended_is_given_up(rig: Rig) -> None:
+    rig.file.now = replace(IDLE, is_scanned=True)
+    rig.tell()
+    assert rig.worker.is_idle
     rig.file.now = replace(IDLE, error=EIO, why="the superblock could not be written.")
     rig.clock.advance(1.0)
     rig.tell()
