@@ -133,8 +133,6 @@ class NativeEngine:
         slots: BlockIds,
         tag: int,
         after_stream: int = 0,
-        *,
-        speculative: bool = False,
     ) -> None:
         """Queue a transfer. Under CUDA, stream 0 is the default stream, never "no stream"."""
         # Between steps the CPU's caches are cold, so each line of Python counts. Ids go as bytes,
@@ -150,7 +148,7 @@ class NativeEngine:
             self._quick.ckv_submit(
                 self._opened(),
                 direction._value_,
-                abi.SPECULATIVE if speculative else 0,
+                0,
                 raw_blocks,
                 raw_slots,
                 len(raw_blocks) // _INT32.itemsize,
@@ -355,18 +353,15 @@ class NativeDisk:
     Once the engine is closed, it says so and refuses everything else.
     """
 
-    def __init__(
-        self, engine: ctypes.c_void_p, path: str, tuning: DiskTuning, flags: int = 0
-    ) -> None:
-        """BLOCKS, without the GIL, until all of the file's room is allocated on the disk. `flags`:
-        the library's own, for benchmarks."""
+    def __init__(self, engine: ctypes.c_void_p, path: str, tuning: DiskTuning) -> None:
+        """BLOCKS, without the GIL, until all of the file's room is allocated on the disk."""
         self._blocking, self._quick = abi.load_library()
         self._slot_blocks = tuning.slot_blocks
         self._entries = (abi.DiskEntry * _MAX_ENTRIES)()
         namespace_id = abi.NamespaceId.from_buffer_copy(tuning.namespace)
         config = abi.DiskConfig(
             size=ctypes.sizeof(abi.DiskConfig),
-            flags=flags | abi.DISK_KEEP,
+            flags=abi.DISK_KEEP,
             num_threads=tuning.num_threads,
             slot_blocks=tuning.slot_blocks,
             num_slots=tuning.num_slots,
@@ -455,7 +450,8 @@ class NativeDisk:
         """The state of the file, also after it is closed."""
         if self._handle is None:
             return DiskState(False, False, True, False, 0.0, _CLOSED, _DISK_CLOSED)
-        raw = self.raw_state()
+        raw = abi.DiskState(size=ctypes.sizeof(abi.DiskState))
+        self._check(self._quick.ckv_disk_get_state(self._handle, ctypes.byref(raw)))
         return DiskState(
             is_direct=bool(raw.is_direct),
             was_kept=bool(raw.was_kept),
@@ -465,12 +461,6 @@ class NativeDisk:
             error=raw.error,
             why=raw.why.decode(errors="replace"),
         )
-
-    def raw_state(self) -> abi.DiskState:
-        """Everything that the library counts."""
-        raw = abi.DiskState(size=ctypes.sizeof(abi.DiskState))
-        self._check(self._quick.ckv_disk_get_state(self._opened(), ctypes.byref(raw)))
-        return raw
 
     def close(self, timeout_s: float) -> bool:
         """BLOCK, without the GIL, until the threads have ended; see DiskFile. Idempotent."""
