@@ -111,9 +111,7 @@ class WorkerDisk:
         self._file: DiskFile | None = None
         self._shape = DiskShape(0, 0)
         self._thread: threading.Thread | None = None  # opens the file, or closes it
-        self._opened: DiskFile | str | None = (
-            None  # set by the thread: the file, or why there is none
-        )
+        self._opened: DiskFile | str | None = None  # what the thread says: the file, or why not
         self._is_over = threading.Event()
         self._is_given_up = False
         self._is_reset = False  # a reset came before there was a file
