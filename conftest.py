@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from continuum_connector.worker import folder
+from continuum_connector.worker import disk
 from tests.versions.sources import VERSIONS
 
 ROOT = Path(__file__).resolve().parent
@@ -88,4 +88,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _any_drive(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test's drive may be nearly full, and then there would be no disk tier."""
     if not request.node.get_closest_marker("min_left"):
-        monkeypatch.setattr(folder, "MIN_LEFT", 0.0)
+        monkeypatch.setattr(disk, "MIN_LEFT", 0.0)

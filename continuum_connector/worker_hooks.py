@@ -8,7 +8,7 @@ the step plan down and a rank's report up are here, too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -24,10 +24,7 @@ from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumS
 from continuum_connector.vllm import compat, probe, served
 from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
 from continuum_connector.worker.layout import all_layers
-from continuum_connector.worker.tier import anyone
-
-if TYPE_CHECKING:
-    from continuum_connector.worker.worker import ContinuumWorker
+from continuum_connector.worker.worker import ContinuumWorker, anyone
 
 
 @dataclass
@@ -61,6 +58,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         self.worker = None
         self._kv_caches: dict[str, Any] = {}
         self._calls: WorkerCalls | None = None
+        self._results = compat.transfer_results()
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -124,17 +122,25 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
             if layout is not None:
                 self.worker.wake_up(layout)
 
-    @timed("start_load_kv")
-    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
-        super().bind_connector_metadata(connector_metadata)
-        if self.worker is not None and isinstance(connector_metadata, StepMetadata):
-            self.worker.begin(connector_metadata.plan)
-            # Here loads wait for block zeroing only; in start_load_kv, which vLLM >= 0.29
-            # calls after the forward pass is launched, they would wait for that too.
-            self.worker.start_loads()
-
+    # --- a step, in vLLM's order. Most bring no order and find nothing in flight: they go through
+    # untimed, with a look or two per hook.
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Nothing to wait for: stores hold their blocks, and a loading request is not running."""
+
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Take the step's plan. It is not kept as vLLM's own method would, because without bound
+        metadata vLLM calls no hook for a layer (layers/attention/kv_transfer_utils.py)."""
+        worker = self.worker
+        if worker is not None and isinstance(connector_metadata, StepMetadata):
+            worker.begin(connector_metadata.plan)
+            if worker.due is not None:
+                self._start_loads(worker)
+
+    @timed("start_load_kv")
+    def _start_loads(self, worker: ContinuumWorker) -> None:
+        """Here loads wait for block zeroing only; in start_load_kv, which vLLM >= 0.29 calls after
+        the forward pass is launched, they would wait for that too."""
+        worker.start_loads()
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Nothing to do: the loads were submitted when the metadata was bound."""
@@ -147,37 +153,47 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
     ) -> None:
         """Stores copy whole blocks of finished turns, never a layer at a time."""
 
-    @timed("wait_for_save")
     def wait_for_save(self) -> None:
         """Submit the stores and return (law 3)."""
-        if self.worker is not None:
-            self.worker.submit_stores()
+        worker = self.worker
+        if worker is not None and worker.due is not None:
+            self._submit_stores(worker)
 
-    @timed("get_finished")
+    @timed("wait_for_save")
+    def _submit_stores(self, worker: ContinuumWorker) -> None:
+        worker.submit_stores()
+
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        finished, _ = self._poll()
+        if self.worker is None or self.worker.is_idle:
+            return None, None
+        finished, _ = self._poll(self.worker)
         return None, finished or None
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        return compat.transfer_results(*self._poll())
+        if self.worker is None or self.worker.is_idle:
+            return self._results()
+        finished, failed = self._poll(self.worker)
+        return self._results(finished_recving=finished, failed_recving=failed)
 
-    def _poll(self) -> tuple[set[str], set[str]]:
-        return (set(), set()) if self.worker is None else self.worker.poll()
+    @timed("get_finished")
+    def _poll(self, worker: ContinuumWorker) -> tuple[set[str], set[str]]:
+        return worker.poll()
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Bad blocks if there is one KV group; with more, vLLM asks for requests instead."""
         bad = set() if self.worker is None else self.worker.take_bad_blocks()
-        return bad if len(self._kv_cache_config.kv_cache_groups) == 1 else set()
+        is_asked = bad and len(self._kv_cache_config.kv_cache_groups) == 1
+        return bad if is_asked else set()
+
+    def build_connector_worker_meta(self) -> WorkerMetadata | None:
+        report = self.worker.take_report() if self.worker is not None else None
+        return WorkerMetadata(report) if report is not None else None
 
     def _end_worker(self) -> None:
         if self._calls is not None:
             self._calls.end()
         if self.worker is not None:
             self.worker.shutdown()
-
-    def build_connector_worker_meta(self) -> WorkerMetadata | None:
-        report = self.worker.take_report() if self.worker is not None else None
-        return WorkerMetadata(report) if report is not None else None
 
 
 def _on_any_rank(is_so: bool) -> bool:

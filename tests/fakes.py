@@ -35,6 +35,11 @@ class FakeClock:
         return self.now
 
 
+def poll(worker: Any) -> tuple[set[str], set[str]]:
+    """Poll a worker half as vLLM's hooks do: one that is idle is passed by (worker_hooks.py)."""
+    return (set(), set()) if worker.is_idle else worker.poll()
+
+
 @dataclass(frozen=True)
 class Submitted:
     """One call of `submit`."""
@@ -109,14 +114,11 @@ class FakeCopyEngine:
         slots: BlockIds,
         tag: int,
         after_stream: int = 0,
-        *,
-        speculative: bool = False,
     ) -> None:
         if self.closed or self.poisoned:
             raise TransferError("the engine is closed" if self.closed else "the driver failed")
         assert str(blocks.dtype) == str(slots.dtype) == "int32"
         assert len(blocks) == len(slots) > 0, "an engine gets no empty transfer"
-        assert not speculative or direction is Direction.LOAD, "only a load may be speculative"
         assert tag not in self.in_flight, f"transfer {tag} is in flight already"
         new = Submitted(direction, tuple(blocks.tolist()), tuple(slots.tolist()), tag, after_stream)
         for other in self.in_flight.values():

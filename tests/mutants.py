@@ -246,6 +246,34 @@ MUTANTS = (
         "        longest = min(hint, self._max_ttl_s)\n",
         "tests/unit/test_policy_adaptive.py",
     ),
+    Mutant(
+        "worker: a step passes by what is in flight",
+        "worker/worker.py",
+        "if self._in_flight or self._loads.finished or",
+        "if self._loads.finished or",
+        "tests/unit/test_worker.py",
+    ),
+    Mutant(
+        "worker: a disk without orders is not looked at",
+        "worker/disk.py",
+        "return not self._is_scanned or self._clock() - self._looked >= LOOK_EVERY_S",
+        "return not self._is_scanned",
+        "tests/unit/test_worker_disk.py",
+    ),
+    Mutant(
+        "worker: a request is told of before its last load",
+        "worker/worker.py",
+        "        if waiting.num_loads:\n            return\n",
+        "",
+        "tests/unit/test_worker.py",
+    ),
+    Mutant(
+        "worker: an order of other weights is begun",
+        "worker/worker.py",
+        "self._plan.epoch <= self._stale_epoch",
+        "self._plan.epoch < self._stale_epoch",
+        "tests/unit/test_worker_sleep.py",
+    ),
 )
 
 

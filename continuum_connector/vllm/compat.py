@@ -113,7 +113,7 @@ def maps_kernel_blocks() -> bool:
 
 def can_fail_by_request() -> bool:
     """Whether a failed load can be reported per request (vLLM >= 0.30), not only per block."""
-    return _find(_BASE, "KVConnectorTransferResults") is not None
+    return transfer_results() is not None
 
 
 def mends_drafted_states() -> bool:
@@ -137,10 +137,9 @@ def leaves_right_states(vllm_config: Any) -> bool:
     return mends_drafted_states() and bool(is_v2 or not is_async)
 
 
-def transfer_results(finished: set[str], failed: set[str]) -> Any:
-    """Build vLLM's KVConnectorTransferResults (>= 0.30)."""
-    build = _find(_BASE, "KVConnectorTransferResults")
-    return build(finished_recving=finished, failed_recving=failed)
+def transfer_results() -> Any:
+    """What vLLM >= 0.30 is told the ends of loads with (KVConnectorTransferResults), or None."""
+    return _find(_BASE, "KVConnectorTransferResults")
 
 
 def cache_hit_source() -> Any:

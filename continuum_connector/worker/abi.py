@@ -1,8 +1,8 @@
 """The C boundary of csrc/ckv.h in ctypes: structs, signatures, and where the library is.
 
 Calls from a step take microseconds and keep the GIL (PyDLL): releasing it costs up to a switch
-interval if another thread wants it. Calls that block release it (CDLL), and so do all others: those
-at the start, at the end and in tests.
+interval if another thread wants it. Calls that block release it (CDLL), and so do those at the
+start and at the end. What the simulator alone has is for tests (tests/native/sim.py).
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import continuum_connector
 from continuum_connector.errors import TransferError
 
 ABI_VERSION = 6
-SPECULATIVE = 1  # a flag of ckv_submit
-DISK_KEEP, DISK_BUFFERED, DISK_UNSUMMED = 1, 2, 4  # flags of ckv_disk_open
+DISK_KEEP = 1  # a flag of ckv_disk_open
 NUMA_ANY, NUMA_DEVICE = -2, -1
 
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
@@ -113,22 +112,6 @@ class RawCompletion(ctypes.Structure):
     )
 
 
-class SimStats(ctypes.Structure):
-    """What the simulator saw; the pairs are (load, store)."""
-
-    _fields_ = (
-        ("max_bytes_in_flight", _u64 * 2),
-        ("num_descriptors", _u64 * 2),
-        ("num_copy_calls", _u64 * 2),
-        ("num_driver_calls", _u64),
-        ("num_stopped", _u64),
-        ("num_copied", _u64 * 2),
-        ("num_violations", _u64),
-        ("num_disk_calls", _u64),
-        ("num_disk_stopped", _u64),
-    )
-
-
 NamespaceId = ctypes.c_uint8 * 32
 
 
@@ -171,8 +154,8 @@ class DiskState(ctypes.Structure):
     )
 
 
-_Signature = tuple[type[Any] | None, tuple[type[Any], ...]]
-_BLOCKING: dict[str, _Signature] = {
+Signatures = dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]]  # result, arguments
+_BLOCKING: Signatures = {
     "ckv_abi_version": (_i32, ()),
     "ckv_open": (_i32, (_ptr, _ptr)),
     "ckv_set_regions": (_i32, (_ptr, _ptr, _size, _i32, _i32)),
@@ -185,25 +168,10 @@ _BLOCKING: dict[str, _Signature] = {
     "ckv_pool_release": (_i32, (_ptr, _ptr)),
     "ckv_pool_regrow": (_i32, (_ptr, _ptr)),
     "ckv_pool_unmap": (_i32, (_ptr, _ptr)),
-    "ckv_sim_hold": (_i32, (_ptr, _i32)),
-    "ckv_sim_fail": (_i32, (_ptr, _u64, _u64, _i32)),
-    "ckv_sim_fail_at": (_i32, (_ptr, _i32, _u64, _u64, _i32)),
-    "ckv_sim_stop": (_i32, (_ptr, _u64)),
-    "ckv_sim_set_paths": (_i32, (_ptr, _u32)),
-    "ckv_sim_fail_path": (_i32, (_ptr, _i32, _i32)),
-    "ckv_sim_stream": (_i32, (_ptr, _ptr)),
-    "ckv_sim_compute": (_i32, (_ptr, _ptr, _ptr, _i32, _u64, _u64)),
-    "ckv_sim_block": (_i32, (_ptr, _ptr, _i32)),
-    "ckv_sim_watch": (_i32, (_ptr, _i32)),
-    "ckv_sim_get_stats": (_i32, (_ptr, _ptr)),
     "ckv_disk_open": (_i32, (_ptr, ctypes.c_char_p, ctypes.c_char_p, _ptr, _ptr)),
     "ckv_disk_close": (_i32, (_ptr, _i64)),
-    "ckv_sim_disk_fail_at": (_i32, (_ptr, _i32, _u64, _u64, _i32)),
-    "ckv_sim_disk_tear": (_i32, (_ptr, _u64, _u64, _i32)),
-    "ckv_sim_disk_stop": (_i32, (_ptr, _i32, _u64)),
-    "ckv_sim_disk_mbps": (_i32, (_ptr, _u32)),
 }
-_QUICK: dict[str, _Signature] = {
+_QUICK: Signatures = {
     "ckv_submit": (_i32, (_ptr, _i32, _u32, _ptr, _ptr, _size, _ptr, _u64)),
     "ckv_poll": (_size, (_ptr, _ptr, _size)),
     "ckv_cancel": (_i32, (_ptr, _u64)),
@@ -236,7 +204,8 @@ def find_library() -> Path:
     raise TransferError("the native library is not built; `pip install .` builds it and needs g++.")
 
 
-def _declare(library: ctypes.CDLL, signatures: dict[str, _Signature]) -> None:
+def declare(library: ctypes.CDLL, signatures: Signatures) -> None:
+    """Say how these functions are called."""
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype = result
@@ -249,8 +218,8 @@ def load_library() -> tuple[ctypes.CDLL, ctypes.CDLL]:
     path = find_library()
     try:
         blocking, quick = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
-        _declare(blocking, _BLOCKING)
-        _declare(quick, _QUICK)
+        declare(blocking, _BLOCKING)
+        declare(quick, _QUICK)
         found = blocking.ckv_abi_version()
     except OSError as error:  # made for another libc or CPU, or cut short; the text names the file
         raise TransferError(

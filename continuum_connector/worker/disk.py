@@ -3,31 +3,32 @@
     start -> opening (folder, room, namespace, file) -> serves -> given up, or ended
 
 Opening takes as long as reading the model's weights once, so DRAM serves alone until then. The disk
-only copies to and from DRAM's slots; whatever happens to it, DRAM stays.
+only copies to and from DRAM's slots; whatever happens to it, DRAM stays. What may take as long as
+the disk does is done by two threads: the one that opens or closes the file, and a DiskWatch.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import logging
+import os
+import stat
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from math import isfinite
 from pathlib import Path
 from typing import NamedTuple
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
+from continuum_connector.files import MIN_LEFT
 from continuum_connector.messages import DiskSpent, ReadOrder, WorkerReport, WriteOrder
-from continuum_connector.worker.disk_watch import DiskWatch, SpentFile
 from continuum_connector.worker.engine import CopyEngine, DiskFile, DiskTuning
-from continuum_connector.worker.folder import (
-    check_room,
-    make_folder,
-    only_one,
-    read_facts,
-    why_anew,
-)
-from continuum_connector.worker.health import LOOK_EVERY_S
 from continuum_connector.worker.layout import DISK_UNIT, Layout
+from continuum_connector.worker.tier import LOOK_EVERY_S
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -40,7 +41,13 @@ MAX_FOUND = 512  # slots that one report says a restart has found
 # after its last whole slot is on no disk, so a slot should be a small part of DRAM.
 SLOT_BYTES, DRAM_SHARE = 2 * 2**20, 64
 _HEAD_BYTES = 2**20  # at the beginning of the file, before its slots
+_FACTS_AT, _MAX_FACTS = 8192, 65536  # of the file; csrc/disk_format.h
 _END_S = 2.0
+LOOK_S = 30.0  # between two looks at the file's place
+_PAGE = 256  # bytes of SpentFile: far less than what a disk writes at once
+_LOCK_EVERY_S = 0.1
+
+ENDED = "the server ended before its disk was open"
 
 _CONSEQUENCE = "what leaves DRAM is computed again until the server is restarted"
 
@@ -104,9 +111,7 @@ class WorkerDisk:
         self._file: DiskFile | None = None
         self._shape = DiskShape(0, 0)
         self._thread: threading.Thread | None = None  # opens the file, or closes it
-        self._opened: DiskFile | str | None = (
-            None  # set by the thread: the file, or why there is none
-        )
+        self._opened: DiskFile | str | None = None  # what the thread says: the file, or why not
         self._is_over = threading.Event()
         self._is_given_up = False
         self._is_reset = False  # a reset came before there was a file
@@ -128,6 +133,15 @@ class WorkerDisk:
         self._shape = disk_shape(self._config, self._place.num_ranks, layout.slot_bytes)
         if not self._run(self._open, engine, layout):
             self._opened = f"the system has no thread to open {self.path}"
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `follow` has something to do."""
+        if self._is_given_up:
+            return False
+        if self._file is None:
+            return self._opened is not None
+        return not self._is_scanned or self._clock() - self._looked >= LOOK_EVERY_S
 
     def follow(self, report: WorkerReport) -> None:
         """Take over the file once it is open, then what a restart finds; check it once a second."""
@@ -318,3 +332,225 @@ class WorkerDisk:
                 "this process ends, and frees its GPU, only once it answers",
                 self.path,
             )
+
+
+# --- the folder of the files: its owner, its lock, its room, whose blocks are in it -----------
+def make_folder(path: str) -> None:
+    """Make the last folder of `path`, for us alone; TransferError if somebody else may write it."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        raise TransferError(
+            f"disk_path = {path!r} lies in no folder that is there, so no file was made; see that "
+            "its drive is mounted, or make the folder above it"
+        ) from None
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        is_link = stat.S_ISLNK(found.st_mode)
+        why = "is a symbolic link, which may be pointed elsewhere" if is_link else "is no folder"
+    elif found.st_uid != os.geteuid():
+        why = f"belongs to user {found.st_uid}, not to {os.geteuid()} who runs the server"
+    elif found.st_mode & 0o022:
+        why = f"may be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    else:
+        return
+    raise TransferError(
+        f"disk_path = {path!r} {why}, so what is read from it could be anybody's; name a folder in "
+        "it that is not there yet, which is then made for this server alone"
+    )
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
+    """Let one rank at a time in. So the first reads the weights for all, and each sees how much
+    room the others have taken."""
+    lock = os.open(
+        Path(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    try:
+        while not _is_locked(lock):
+            if is_over.wait(_LOCK_EVERY_S):
+                raise TransferError(ENDED)
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_UN)  # also for a fork that has the descriptor, too
+        os.close(lock)
+
+
+def check_room(path: Path, num_bytes: int) -> None:
+    """Raise TransferError if a file of `num_bytes` at `path` would leave its file system too full,
+    or if something else is there, such as a link to a file elsewhere. A file that has all its room
+    already takes none, so a server finds it again however full the rest is."""
+    system = os.statvfs(path.parent)
+    free, total = (n * system.f_frsize for n in (system.f_bavail, system.f_blocks))
+    taken = 0
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise TransferError(f"{path} is no file, so nothing can be kept in it; remove it")
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise TransferError(
+                f"{path} may be another user's to write; remove it, and it is made for us alone"
+            )
+        taken = found.st_blocks * 512
+    if num_bytes > taken and free + taken - num_bytes < MIN_LEFT * total:
+        raise TransferError(
+            f"{path} of {num_bytes} bytes would leave less than {MIN_LEFT:.0%} of its file system, "
+            f"which has {total} bytes and {free + taken} free; lower disk_bytes, or remove what is "
+            "not needed there, such as the *.slab of ranks that are no more"
+        )
+
+
+def read_facts(path: Path) -> str:
+    """The facts that the file's blocks depend on, as whoever made it wrote them; "" if none are
+    there."""
+    with suppress(OSError), open(path, "rb") as file:
+        return (
+            os.pread(file.fileno(), _MAX_FACTS, _FACTS_AT).split(b"\0")[0].decode(errors="replace")
+        )
+    return ""
+
+
+def why_anew(before: str, facts: str) -> str:
+    """Why a file whose facts were `before` is begun anew for `facts`, for the log."""
+    if not before:
+        return "for the first time"
+    try:
+        old, new = json.loads(before), json.loads(facts)
+        changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    except (ValueError, TypeError, AttributeError):
+        return "because what is on it is of another server"
+    if not changed:
+        return "because its slots had another size, or the last server was reset"
+    return f"because of other {', '.join(sorted(changed))}"
+
+
+class SpentFile:
+    """How much of the budget is spent, in a small file beside the blocks'.
+
+    It is written in place, so that it needs no room on a disk that is full. `clock`: seconds of the
+    wall clock, the only one that goes on while nothing runs. Where it was put back meanwhile, no
+    time has passed.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float]) -> None:
+        self.path = path
+        self._clock = clock
+
+    def read(self) -> DiskSpent | None:
+        """What an earlier server left; None if there was none, or it left nothing that we know.
+        BLOCKS as long as the disk does."""
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                found = json.loads(file.read(_PAGE))
+            num_bytes, at = float(found["spent_bytes"]), float(found["at"])
+            if isfinite(num_bytes) and isfinite(at) and num_bytes >= 0:
+                return DiskSpent(int(num_bytes), max(0.0, self._clock() - at))
+        return None
+
+    def write(self, num_bytes: int) -> None:
+        """BLOCKS until it is on the disk, or raises OSError."""
+        text = json.dumps({"spent_bytes": num_bytes, "at": self._clock()}).encode()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o600)
+        try:
+            os.pwrite(descriptor, text.ljust(_PAGE - 1) + b"\n", 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class DiskWatch:
+    """A thread beside the open file at `path`. It keeps on the disk how much of the write budget is
+    spent, so that a server that is killed again and again writes no more than one that lives; and
+    it looks whether the file is still in its place. Only `start` and `look` touch the disk."""
+
+    def __init__(self, path: Path, spent: SpentFile) -> None:
+        self._path = path
+        self._spent = spent
+        self._is_over = False
+        self._awake = threading.Event()  # there is something to do
+        self._said: deque[int] = deque()  # bytes spent, not yet on the disk
+        self._file: tuple[int, int] | None = None  # the one that we opened, until it is gone
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="continuum-disk-watch", daemon=True)
+
+    def start(self) -> None:
+        """BLOCKS as long as the disk does. Without a thread for it there is no watch."""
+        with suppress(OSError):  # a disk that fails says so when it is used
+            self._file = _file_at(self._path)
+        with suppress(RuntimeError):  # the system has none to give
+            self._thread.start()
+
+    def spent(self, num_bytes: int) -> None:
+        """So much is spent: it will be on the disk soon."""
+        self._said.append(num_bytes)
+        self._awake.set()
+
+    def end(self) -> None:
+        """Have the thread end, which nobody waits for."""
+        self._is_over = True
+        self._awake.set()
+
+    def look(self) -> None:
+        """Do what there is to do. BLOCKS as long as the disk does."""
+        while self._said:
+            self._keep(self._said.popleft())
+        if self._file is not None and self._is_gone():
+            self._file = None
+            logger.warning(
+                "%s is no longer the file that this server uses: it was removed, or its drive "
+                "unmounted. The server goes on with it, and its room stays taken, until it ends; "
+                "a restart finds none of it. Restart the server to begin a new file",
+                self._path,
+            )
+
+    def _is_gone(self) -> bool:
+        try:
+            return _file_at(self._path) != self._file
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # a disk that fails says so when it is used
+            return False
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            self._awake.wait(LOOK_S)
+            self._awake.clear()
+            is_over = self._is_over  # before the look, so that it is the last
+            try:
+                self.look()
+            except Exception:  # the top of a thread
+                logger.exception("the watch over %s has ended", self._path)
+                return
+
+    def _keep(self, num_bytes: int) -> None:
+        try:
+            self._spent.write(num_bytes)
+        except OSError as error:
+            if not self._has_failed:
+                logger.warning(
+                    "%s cannot be written (%s), so a restart will not know how much of "
+                    "disk_write_budget is spent, and may write a day's once more",
+                    self._spent.path,
+                    error.strerror,
+                )
+            self._has_failed = True
+
+
+def _file_at(path: Path) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino

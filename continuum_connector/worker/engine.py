@@ -224,15 +224,12 @@ class CopyEngine(Protocol):
         slots: BlockIds,
         tag: int,
         after_stream: int = 0,
-        *,
-        speculative: bool = False,
     ) -> None:
         """Queue a transfer; raises TransferError if the engine is closed or poisoned.
 
         `after_stream`: the CUDA stream whose queued work the copy waits for (store: compute
         done; load: block zeroing done). 0 is CUDA's default stream; a simulated engine,
         whose compute is done when it is called, has nothing to wait for then.
-        `speculative`: a load that nobody waits for yet; loads that are waited for pass it.
         """
         ...
 

@@ -27,8 +27,7 @@ from typing import Any
 
 from continuum_connector import files
 from continuum_connector.errors import TransferError
-from continuum_connector.worker.disk import Namespace
-from continuum_connector.worker.folder import ENDED
+from continuum_connector.worker.disk import ENDED, Namespace
 from continuum_connector.worker.layout import Layout
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -86,7 +85,7 @@ class UnprovenError(Exception):
 
 class Reader:
     """Reads a model's files and remembers what it read. Only one runs at a time
-    (folder.only_one)."""
+    (disk.only_one)."""
 
     def __init__(self, memory: Path, is_over: Callable[[], bool]) -> None:
         self._memory = memory

@@ -1,4 +1,4 @@
-"""NativeEngine: the CopyEngine of csrc/, over ctypes.
+"""The native library of csrc/ as a CopyEngine, its host Pool and its DiskFiles, over ctypes.
 
 tell_paths logs at the start which ways of copying an engine has. If a driver or device lacks one,
 the engine uses the others, so nothing else would show it.
@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from continuum_connector.errors import ConfigError, TransferError
-from continuum_connector.messages import BlockIds
+from continuum_connector.messages import BlockIds, OnDisk
 from continuum_connector.worker import abi
-from continuum_connector.worker.disk_file import NativeDisk
 from continuum_connector.worker.engine import (
     Completion,
     Direction,
+    DiskState,
     DiskTuning,
     Health,
     PoolState,
     Status,
 )
-from continuum_connector.worker.pool import HostPool, Stages
 
 if TYPE_CHECKING:
     from continuum_connector.worker.layout import Layout
@@ -38,9 +38,10 @@ MIB = 1 << 20
 _DRIVERS = {"cuda": 1, "sim": 2}
 PATHS = {"auto": 0, "batch": 1, "loop": 2, "gather": 3}
 _LEGACY_STREAM = 1  # CU_STREAM_LEGACY: torch's default stream, whose own handle is 0
-_EFORK = -7
+_WRITE, _READ = 2, 3  # beside the two of Direction
+_CLOSED, _ETIMEOUT, _EFORK = -4, -5, -7  # CKV_CLOSED, ...
 _INT32 = np.dtype(np.int32)
-_MAX_POLLED = 256
+_MAX_POLLED = _MAX_ENTRIES = 256
 _GRACE_S = 1.0  # for a call of the driver that locks pages
 
 
@@ -98,12 +99,7 @@ class NativeEngine:
         self._check(self._blocking.ckv_open(ctypes.byref(config), ctypes.byref(handle)))
         self._handle = handle
         try:
-            self.pool = HostPool(
-                handle,
-                num_slots * layout.slot_bytes,
-                tuning.numa,
-                Stages(tuning.first_bytes, tuning.chunk_bytes, tuning.num_left),
-            )
+            self.pool = HostPool(handle, num_slots * layout.slot_bytes, tuning)
             self.pool.set_regions(layout, num_slots)
             self._paths: int = self.stats().paths
             self._pending = ctypes.c_uint64.from_address(self._blocking.ckv_pending_word(handle))
@@ -137,8 +133,6 @@ class NativeEngine:
         slots: BlockIds,
         tag: int,
         after_stream: int = 0,
-        *,
-        speculative: bool = False,
     ) -> None:
         """Queue a transfer. Under CUDA, stream 0 is the default stream, never "no stream"."""
         # Between steps the CPU's caches are cold, so each line of Python counts. Ids go as bytes,
@@ -154,7 +148,7 @@ class NativeEngine:
             self._quick.ckv_submit(
                 self._opened(),
                 direction._value_,
-                abi.SPECULATIVE if speculative else 0,
+                0,
                 raw_blocks,
                 raw_slots,
                 len(raw_blocks) // _INT32.itemsize,
@@ -237,6 +231,260 @@ class NativeEngine:
         return stats
 
 
+class HostPool:
+    """`num_bytes` of zeroed memory at address `base`; belongs to one native engine.
+
+    Under CUDA the first bytes are populated and page-locked when this returns (seconds per 10 GiB)
+    and the rest follows on a native thread; what cannot be had stays out of `ready_bytes`. Under
+    the simulator pages are touched only by use, and all are ready unless it grows as `want` says.
+    A fork does not inherit it.
+    """
+
+    def __init__(self, handle: ctypes.c_void_p, num_bytes: int, tuning: Tuning) -> None:
+        self._blocking, self._quick = abi.load_library()
+        base = ctypes.c_void_p()
+        config = abi.PoolConfig(
+            size=ctypes.sizeof(abi.PoolConfig),
+            huge=True,
+            numa_node=abi.NUMA_DEVICE if tuning.numa else abi.NUMA_ANY,
+            bytes=num_bytes,
+            chunk_bytes=tuning.chunk_bytes,
+            first_bytes=min(tuning.first_bytes, num_bytes),
+            wanted_bytes=min(tuning.first_bytes, num_bytes) if tuning.num_left else 0,
+            num_left=tuning.num_left,
+        )
+        code = self._blocking.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))
+        if code != 0 or not base.value:
+            raise TransferError(f"no host pool: {self._quick.ckv_last_error().decode()}.")
+        self._handle = handle
+        self.num_bytes = num_bytes
+        self.base: int = base.value
+
+    def state(self) -> PoolState:
+        """How far the pool has grown. Costs microseconds."""
+        if self.base == 0:
+            raise TransferError("the host pool is closed.")
+        raw = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
+        code = self._quick.ckv_pool_get_state(self._handle, self.base, ctypes.byref(raw))
+        if code != 0:
+            raise TransferError(f"no pool state: {self._quick.ckv_last_error().decode()}.")
+        return PoolState(
+            ready_bytes=raw.ready_bytes,
+            mapped_bytes=raw.mapped_bytes,
+            is_growing=bool(raw.is_growing),
+            why=raw.why.decode(errors="replace"),
+            numa_node=raw.numa_node,
+            populate_s=raw.populate_s,
+            lock_s=raw.lock_s,
+            wanted_bytes=raw.wanted_bytes,
+        )
+
+    def want(self, num_bytes: int) -> None:
+        """Have it grow to so many bytes, if it wanted less. Costs microseconds."""
+        self._check(
+            self._quick.ckv_pool_want(self._handle, self.base, num_bytes), "the pool does not grow"
+        )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Block, without the GIL, until the pool stops growing. False: it still grows."""
+        code = self._blocking.ckv_pool_wait(self._handle, self.base, int(timeout_s * 1e6))
+        if code not in (0, _ETIMEOUT):
+            raise TransferError(f"no pool to wait for: {self._quick.ckv_last_error().decode()}.")
+        return bool(code == 0)
+
+    def set_regions(self, layout: Layout, num_slots: int) -> None:
+        """Say where the blocks lie whose slots are here. To be called again after they were moved,
+        which is refused while a copy is under way."""
+        size = layout.slot_bytes
+        array = (abi.RawRegion * len(layout.regions))(
+            *(
+                abi.RawRegion(
+                    r.dev_base, r.dev_stride, self.base + r.host_offset, size, r.num_bytes
+                )
+                for r in layout.regions
+            )
+        )
+        self._check(
+            self._blocking.ckv_set_regions(
+                self._handle, array, len(array), layout.num_blocks, num_slots
+            ),
+            "regions are not set",
+        )
+
+    def release(self) -> None:
+        """BLOCK, without the GIL, until the system has all pages back. Their content is lost.
+        Refused while a copy is under way."""
+        code = self._blocking.ckv_pool_release(self._handle, ctypes.c_void_p(self.base))
+        self._check(code, "the host pool keeps its pages")
+
+    def regrow(self) -> None:
+        """Have a pool that was released grow again, all of it on the native thread."""
+        code = self._blocking.ckv_pool_regrow(self._handle, ctypes.c_void_p(self.base))
+        self._check(code, "the host pool does not grow again")
+
+    def _check(self, code: int, what: str) -> None:
+        if code != 0:
+            raise TransferError(f"{what}: {self._quick.ckv_last_error().decode()}.")
+
+    def view(self) -> npt.NDArray[np.uint8]:
+        """The pool as bytes, not a copy; must not be used after `close`."""
+        if self.base == 0:
+            raise TransferError("the host pool is closed.")
+        array_type = ctypes.c_uint8 * self.num_bytes
+        return np.ctypeslib.as_array(array_type.from_address(self.base))
+
+    def close(self) -> None:
+        """Unmap. The engine refuses while it may still copy; idempotent."""
+        if self.base == 0:
+            return
+        code = self._blocking.ckv_pool_unmap(self._handle, ctypes.c_void_p(self.base))
+        if code != 0:
+            raise TransferError(f"the host pool stays: {self._quick.ckv_last_error().decode()}.")
+        self.base = 0
+
+
+_DISK_CLOSED = "the copy engine is closed, and its files with it"
+
+
+class NativeDisk:
+    """A file on a disk whose reads and writes run on native threads.
+
+    It belongs to one native engine, whose host slots it fills and empties and whose tags it shares.
+    Once the engine is closed, it says so and refuses everything else.
+    """
+
+    def __init__(self, engine: ctypes.c_void_p, path: str, tuning: DiskTuning) -> None:
+        """BLOCKS, without the GIL, until all of the file's room is allocated on the disk."""
+        self._blocking, self._quick = abi.load_library()
+        self._slot_blocks = tuning.slot_blocks
+        self._entries = (abi.DiskEntry * _MAX_ENTRIES)()
+        namespace_id = abi.NamespaceId.from_buffer_copy(tuning.namespace)
+        config = abi.DiskConfig(
+            size=ctypes.sizeof(abi.DiskConfig),
+            flags=abi.DISK_KEEP,
+            num_threads=tuning.num_threads,
+            slot_blocks=tuning.slot_blocks,
+            num_slots=tuning.num_slots,
+            namespace_id=namespace_id,
+        )
+        self._handle: ctypes.c_void_p | None = None
+        handle = ctypes.c_void_p()
+        code = self._blocking.ckv_disk_open(
+            engine,
+            path.encode(),
+            tuning.facts.encode(),
+            ctypes.byref(config),
+            ctypes.byref(handle),
+        )
+        self._check(code)
+        self._handle = handle
+
+    def write(
+        self,
+        slots: BlockIds,
+        disk_slots: BlockIds,
+        keys: Sequence[bytes],
+        depths: Sequence[int],
+        tag: int,
+    ) -> None:
+        """Queue a write; see DiskFile."""
+        if len(depths) != len(disk_slots):
+            raise TransferError(f"write {tag}: {len(depths)} depths, {len(disk_slots)} disk slots.")
+        raw_depths = np.asarray(depths, dtype=np.uint32).tobytes()
+        self._submit(_WRITE, slots, disk_slots, keys, raw_depths, tag)
+
+    def read(self, slots: BlockIds, disk_slots: BlockIds, keys: Sequence[bytes], tag: int) -> None:
+        """Queue a read; see DiskFile."""
+        self._submit(_READ, slots, disk_slots, keys, None, tag)
+
+    def _submit(
+        self,
+        direction: int,
+        slots: BlockIds,
+        disk_slots: BlockIds,
+        keys: Sequence[bytes],
+        depths: bytes | None,
+        tag: int,
+    ) -> None:
+        n = len(disk_slots)
+        if slots.dtype != _INT32 or disk_slots.dtype != _INT32:
+            raise TransferError(f"transfer {tag}: ids are {slots.dtype}, and must be int32.")
+        key_bytes = len(keys[0]) if keys else 1
+        if any(len(key) != key_bytes for key in keys):
+            raise TransferError(f"transfer {tag}: its keys differ in length.")
+        if len(slots) != n * self._slot_blocks or len(keys) != n:
+            raise TransferError(
+                f"transfer {tag}: {len(slots)} slots and {len(keys)} keys do not go with {n} disk "
+                f"slots of {self._slot_blocks} blocks."
+            )
+        self._check(
+            self._quick.ckv_disk_submit(
+                self._opened(),
+                direction,
+                slots.tobytes(),
+                disk_slots.tobytes(),
+                b"".join(keys),
+                key_bytes,
+                depths,
+                n,
+                tag,
+            )
+        )
+
+    def scan(self, max_found: int) -> list[OnDisk]:
+        """Hand over what the threads have found since the last call; see DiskFile."""
+        found: list[OnDisk] = []
+        while self._handle is not None and len(found) < max_found:
+            most = min(_MAX_ENTRIES, max_found - len(found))
+            n = self._quick.ckv_disk_scan(self._handle, self._entries, most)
+            found += map(_on_disk, self._entries[:n])
+            if n < most:
+                break
+        return found
+
+    def reset(self) -> None:
+        """Make everything on the disk foreign; see DiskFile."""
+        self._check(self._quick.ckv_disk_reset(self._opened()))
+
+    def state(self) -> DiskState:
+        """The state of the file, also after it is closed."""
+        if self._handle is None:
+            return DiskState(False, False, True, False, 0.0, _CLOSED, _DISK_CLOSED)
+        raw = abi.DiskState(size=ctypes.sizeof(abi.DiskState))
+        self._check(self._quick.ckv_disk_get_state(self._handle, ctypes.byref(raw)))
+        return DiskState(
+            is_direct=bool(raw.is_direct),
+            was_kept=bool(raw.was_kept),
+            is_scanned=bool(raw.is_scanned),
+            is_ready=bool(raw.is_ready),
+            oldest_op_s=raw.oldest_op_us / 1e6,
+            error=raw.error,
+            why=raw.why.decode(errors="replace"),
+        )
+
+    def close(self, timeout_s: float) -> bool:
+        """BLOCK, without the GIL, until the threads have ended; see DiskFile. Idempotent."""
+        if self._handle is None:
+            return True  # if not, the engine says that it left the file behind
+        code = self._blocking.ckv_disk_close(self._handle, int(timeout_s * 1e6))
+        if code != _ETIMEOUT:
+            self._check(code)
+        return bool(code == 0)
+
+    def forget(self) -> None:
+        """The engine is closed, and with it the library's handle of this file."""
+        self._handle = None
+
+    def _opened(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise TransferError(f"{_DISK_CLOSED}.")
+        return self._handle
+
+    def _check(self, code: int) -> None:
+        if code < 0:
+            raise TransferError(f"{self._quick.ckv_last_error().decode(errors='replace')}.")
+
+
 def _raw(ids: BlockIds, tag: int) -> bytes:
     kind = ids.dtype
     if kind is not _INT32 and kind != _INT32:  # it is the same object unless it was pickled
@@ -261,6 +509,11 @@ def _check(driver: str, layout: Layout, num_slots: int) -> None:
     for region in layout.regions:
         if region.host_offset < 0 or region.host_offset + region.num_bytes > slot_bytes:
             raise ConfigError(f"{region} does not fit a slot of {slot_bytes} bytes.")
+
+
+def _on_disk(entry: abi.DiskEntry) -> OnDisk:
+    key = bytes(entry.key[: entry.key_bytes])
+    return OnDisk(entry.slot, entry.sequence, entry.depth, key)
 
 
 # What each path was made for: the driver's CUDA version, and the release that came with it.

@@ -1,45 +1,167 @@
-"""RankTier: what one rank has below VRAM: engine, pool and disk, from start to end.
+"""What can become of one rank's DRAM tier: its pool grows, vLLM sleeps, its engine fails.
 
-Sleep: the time from when vLLM takes a rank's KV cache away until it is back.
-
-    awake -> drained (no copy is under way, none begins) -> asleep -> moved -> awake
-
-vLLM unmaps VRAM and may map it elsewhere; a copy still under way would then overwrite something
-else. DRAM stays as it is, or all of it goes to whoever shares the machine (`sleep_dram`).
+The worker asks; none of this gives an order to the engine.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from continuum_connector.config import FIRST_BYTES, ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import (
+    BlockIds,
     LoadOrder,
     ReadOrder,
     StoreOrder,
     TransferOutcome,
-    WorkerReport,
     WriteOrder,
 )
-from continuum_connector.worker.disk import WorkerDisk
-from continuum_connector.worker.engine import CopyEngine
-from continuum_connector.worker.health import Closer
+from continuum_connector.worker.engine import (
+    CONFLICT,
+    CORRUPT,
+    EIO,
+    ENOSPC,
+    INTERNAL,
+    MISSING,
+    Completion,
+    CopyEngine,
+    PoolState,
+    Status,
+)
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.pool import Demand, PoolGrowth
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
+Order = LoadOrder | StoreOrder | ReadOrder | WriteOrder
+
+LOOK_EVERY_S = 1.0  # at an engine or a disk that completes nothing
 DRAIN_S = 2.0  # for cancelled copies that the driver already has, which take milliseconds
+_SHORT_EVERY = 256  # calls, once memory was short, when the native thread tries twice a minute
+_CONSEQUENCE = "what leaves VRAM is computed again until the server is restarted"
+
+
+def num_slots_for(dram_bytes: int, num_ranks: int, slot_bytes: int) -> int:
+    """Return how many host slots one of a node's `num_ranks` ranks has; 0 if not one fits."""
+    return dram_bytes // num_ranks // slot_bytes
+
+
+class PoolGrowth:
+    """Follows one engine's pool until it has its full size.
+
+    `num_ready` slots are usable. A pool that stops before `num_slots` stays smaller for now: the
+    log says so, and we follow it further, because it tries again. If it has no slot at all,
+    `why_no_tier` is a sentence with both sizes and the cause.
+    """
+
+    def __init__(
+        self,
+        engine: CopyEngine,
+        num_slots: int,
+        slot_bytes: int,
+        is_again: bool = False,
+        first_bytes: int | None = None,
+    ) -> None:
+        """`is_again`: the pool was released, and may get nothing as long as others use the memory.
+        `first_bytes`: it grows by use, to twice what has ever been used and so many bytes more, so
+        that there is room before it is needed."""
+        self.num_ready = 0
+        self.is_over = False
+        self.why_no_tier = ""
+        self.is_again = is_again
+        self.waits = False  # for more use: there is nothing to look at
+        self._engine = engine
+        self._num_slots = num_slots
+        self._slot_bytes = slot_bytes
+        self._first_bytes = first_bytes
+        self._is_used = np.zeros(0 if first_bytes is None else num_slots, np.bool_)
+        self._num_used = 0
+        self._num_quarters = 0
+        self._is_short = False
+        self._num_calls = 0
+
+    def start(self) -> None:
+        """Take the first look."""
+        self.advance()
+        if not self.is_over:
+            when = " as blocks need it" if self.waits else ""
+            logger.info("serving with %s of DRAM, the rest follows%s", self._progress(), when)
+
+    def used(self, slots: BlockIds) -> None:
+        """A copy fills these slots; -1 stands for none."""
+        if self._first_bytes is None:
+            return
+        slots = slots[slots >= 0]
+        num_new = int(np.count_nonzero(~self._is_used[slots]))
+        if num_new == 0:
+            return
+        self._is_used[slots] = True
+        self._num_used += num_new
+        self._engine.pool.want(2 * self._num_used * self._slot_bytes + self._first_bytes)
+        self.waits = False
+
+    def advance(self) -> bool:
+        """Look again: a few microseconds. True if more slots are usable than before."""
+        self._num_calls += 1
+        if self.waits or (self._is_short and self._num_calls % _SHORT_EVERY):
+            return False
+        state = self._engine.pool_state()
+        num_ready = min(self._num_slots, state.ready_bytes // self._slot_bytes)
+        before, self.num_ready = self.num_ready, num_ready
+        num_quarters = 4 * self.num_ready // self._num_slots
+        self.waits = state.wanted_bytes <= state.ready_bytes and num_ready < self._num_slots
+        if self.waits:
+            self._is_short = False
+        elif not state.is_growing and (num_ready == self._num_slots or not self._is_short):
+            self._end(state)
+        elif num_quarters > self._num_quarters:
+            logger.info("%s of DRAM are ready", self._progress())
+        self._num_quarters = num_quarters
+        return self.num_ready > before
+
+    def _end(self, state: PoolState) -> None:
+        if self.num_ready < self._num_slots:
+            self._end_short(state.why.rstrip("."))
+            return
+        self.is_over = True
+        where = f" on NUMA node {state.numa_node}" if state.numa_node >= 0 else ""
+        logger.info(
+            "%s of DRAM are ready%s: %.1f s to populate, %.1f s to page-lock",
+            self._progress(),
+            where,
+            state.populate_s,
+            state.lock_s,
+        )
+
+    def _end_short(self, why: str) -> None:
+        why = why or "the pool stopped growing and did not say why"
+        shortage = f"only {self._progress()} of DRAM could be had: {why}"
+        if self.num_ready == 0 and not self.is_again:
+            self.why_no_tier = f"{shortage}. Not one block fits, so nothing is offloaded"
+        else:
+            self._is_short = True
+            logger.warning("The DRAM tier is smaller for now: %s", shortage)
+        self.is_over = not self._is_short
+
+    def _progress(self) -> str:
+        """How much of the requested memory is usable, such as "1.0 of 64.0 GiB"."""
+        ready, wanted = (n * self._slot_bytes for n in (self.num_ready, self._num_slots))
+        unit, name = (2**30, "GiB") if wanted >= 2**30 else (2**20, "MiB")
+        return f"{ready / unit:.1f} of {wanted / unit:.1f} {name}"
 
 
 class Sleep:
-    """The sleep of one rank. The worker checks `is_on` before it gives any order."""
+    """The time from when vLLM takes a rank's KV cache away until it is back. The worker checks
+    `is_on` before it gives any order.
+
+        awake -> drained (no copy is under way, none begins) -> asleep -> moved -> awake
+
+    vLLM unmaps VRAM and may map it elsewhere; a copy still under way would then overwrite something
+    else. DRAM stays as it is, or all of it goes to whoever shares the machine (`sleep_dram`).
+    """
 
     def __init__(self, gives_back: bool, clock: Callable[[], float]) -> None:
         self.is_on = False
@@ -82,15 +204,13 @@ class Sleep:
         self._filled = np.zeros(num_slots, np.bool_)
         return True
 
-    def is_lost(self, order: LoadOrder | StoreOrder | ReadOrder | WriteOrder) -> bool:
+    def is_lost(self, order: Order) -> bool:
         """Whether the order wants what was in DRAM before that was given back."""
         if self._filled is None or isinstance(order, StoreOrder | ReadOrder):
             return False
         return not self._filled[order.slots].all()
 
-    def settled(
-        self, order: LoadOrder | StoreOrder | ReadOrder | WriteOrder, outcome: TransferOutcome
-    ) -> None:
+    def settled(self, order: Order, outcome: TransferOutcome) -> None:
         """An order has ended: what a store or a read puts into its slots may be there."""
         if self._filled is None or not isinstance(order, StoreOrder | ReadOrder):
             return
@@ -100,147 +220,85 @@ class Sleep:
             self._filled[slots[slots >= 0]] = True
 
 
-def anyone(groups: Iterable[Any], is_so: bool) -> bool:
-    """Whether `is_so` on any rank: what one rank finds, all must act on. `groups`: the CPU process
-    groups of torch that this rank is in, which together span the engine. BLOCKS until every rank
-    has called it."""
-    import torch
-
-    said = torch.tensor([int(is_so)])
-    for group in groups:
-        torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX, group)
-    return bool(said.item())
+_REASONS = {Status.FAILED: "driver", Status.CANCELLED: "cancelled"}
+_REASONS_OF_ERRORS = {CONFLICT: "refused", CORRUPT: "corrupt"}
+_REASONS_OF_ERRORS |= {EIO: "eio", MISSING: "missing", ENOSPC: "enospc"}
+_OF_ONE_SLOT = (EIO, CORRUPT, MISSING)  # what a disk slot has, not the whole disk
 
 
-EngineFactory = Callable[[Layout, int], CopyEngine]
-Order = LoadOrder | StoreOrder | ReadOrder | WriteOrder
+class EngineHealth:
+    """The health of one rank's engine. A cause may fail every block of every transfer, so it is
+    logged only once; the metrics say how often it came."""
 
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.has_ended = False  # the engine no longer copies
+        self._told: set[str] = set()
+        self._clock = clock
+        self._checked = float("-inf")
 
-def num_slots_for(dram_bytes: int, num_ranks: int, slot_bytes: int) -> int:
-    """Return how many host slots one of a node's `num_ranks` ranks has; 0 if not one fits."""
-    return dram_bytes // num_ranks // slot_bytes
+    def is_check_due(self) -> bool:
+        """Whether to ask an engine now that completes nothing. That is once a second, because
+        copies of a poisoned engine may never end."""
+        return self._clock() - self._checked >= LOOK_EVERY_S
 
+    def check(
+        self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
+    ) -> str:
+        """Ask for the engine's health, now that it completed or refused something.
 
-class RankTier:
-    """Built once vLLM has a KV cache. A failure here ends the tier, but never the server."""
-
-    def __init__(
-        self,
-        make_engine: EngineFactory,
-        config: ContinuumConfig,
-        num_ranks: int,
-        rank: int,
-        clock: Callable[[], float],
-    ) -> None:
-        self._make_engine = make_engine
-        self._config = config
-        self._num_ranks = num_ranks
-        self._rank = rank
-        self._engine: CopyEngine | None = None
-        self._growth: PoolGrowth | None = None  # while the pool grows
-        self._is_given_up = False  # the engine gets no more orders
-        self._closer = Closer()
-        self._disk: WorkerDisk | None = None
-        self._sleep = Sleep(config.sleep_dram == "release", clock)
-        self._in_flight: dict[int, Order] = {}
-        self._report = WorkerReport()
-
-    def register(self, layout: Layout, disk: WorkerDisk | None = None) -> None:
-        """Build the host pool and the engine; on failure there is no tier, and a report says why.
-        `disk` takes what leaves DRAM, once it is open.
-
-        Costs seconds, for page-locking the first part of the pool, and for giving it back on
-        failure. Called once, before the first step.
+        Returns, once, why it no longer copies: in the engine's words if it has refused, else by
+        number.
         """
-        if self._config.tier_bytes == 0:
-            if self._config.dram:  # an engine's other node may have something to spare
-                self._report.lose_tier(self._config.dram.why)
-            return
-        num_slots = self._num_slots(layout)
-        if num_slots == 0:
-            self.disable(
-                f"dram_bytes = {self._config.tier_bytes} over {self._num_ranks} rank(s) holds no "
-                f"block ({layout.slot_bytes} bytes each per rank), so nothing is offloaded; "
-                f"set {layout.slot_bytes * self._num_ranks} or more, or 0"
-            )
-            return
-        try:
-            self._engine = self._make_engine(layout, num_slots)
-            self._begin_growth(self._engine, layout)
-        except TransferError as error:
-            self.disable(str(error))
-        else:
-            if disk is not None and not self._is_given_up:
-                self._disk = disk
-                self._closer.end_first(disk.end)
-                disk.start(self._engine, layout)
-        self._closer.join()
+        if self.has_ended:
+            return ""
+        self._checked = self._clock()
+        for completion in completions:
+            if completion.status is Status.FAILED and completion.error != CORRUPT:
+                self._tell(_name(completion.error), "A copy failed: %s")
+        health = engine.health()
+        for path in health.given_up:
+            self._tell(path, "The driver fails at the %s path, so copies go another way from here")
+        if health.poison:
+            self.has_ended = True
+            what = refusal.rstrip(".") or _name(health.poison)
+            return f"the copy engine failed: {what}; {_CONSEQUENCE}"
+        if refusal:
+            self._tell(refusal.rstrip("."), "A copy was refused: %s", key="refused")
+        return ""
 
-    def disable(self, sentence: str) -> None:
-        """Run without a DRAM tier from here on, and say why, once. New orders fail as "no_tier".
+    def _tell(self, what: str, sentence: str, key: str = "") -> None:
+        if (key or what) not in self._told:
+            self._told.add(key or what)
+            logger.warning(sentence + ". This is said once", what)
 
-        Never waits. Transfers in flight settle when they end, because a load that is not over may
-        still write to its blocks. After the last one, a thread closes the engine.
-        """
-        if self._is_given_up:
-            return
-        self._is_given_up = True
-        self._growth = None
-        logger.warning("No DRAM tier on this rank: %s", sentence)
-        self._report.lose_tier(sentence)
-        if self._disk is not None:
-            self._disk.give_up("there is no DRAM tier any more", self._report)
-        self._close_once_idle()
 
-    def wake_up(self, layout: Layout) -> None:
-        """The KV cache is back, and lies where `layout` says."""
-        if not self._sleep.is_on:
-            return
-        self._sleep.switch(False)
-        if self._engine is None or self._is_given_up:
-            return
-        try:
-            if self._sleep.end(self._engine, layout, self._num_slots(layout)):
-                self._begin_growth(self._engine, layout, is_again=True)
-        except TransferError as error:
-            self.disable(str(error))
+def _name(error: int) -> str:
+    """A completion's code in words. The driver's own codes are above 0."""
+    if error == CONFLICT:
+        return "an unfinished transfer uses a block or slot of it"
+    if error == INTERNAL:
+        return "a bug in the native library (error -9); please report it with this log"
+    return f"CUDA error {error}" if error > 0 else f"error {error} of the native library"
 
-    def _num_slots(self, layout: Layout) -> int:
-        return num_slots_for(self._config.tier_bytes, self._num_ranks, layout.slot_bytes)
 
-    def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
-        num_slots = self._num_slots(layout)
-        demand = None
-        if self._config.dram and self._config.dram.num_left:
-            demand = Demand(engine, num_slots, layout.slot_bytes, FIRST_BYTES)
-        growth = PoolGrowth(engine, num_slots, layout.slot_bytes, is_again, demand)
-        self._growth = growth
-        growth.start()
-        self._report.ready_slots[self._rank] = growth.num_ready
-        if growth.is_over:
-            self._end_growth(growth)
+def outcome_of(completion: Completion, reason: str) -> TransferOutcome:
+    """One rank's result of a transfer. `reason`, if given, is why it may not have succeeded."""
+    if completion.status is Status.DONE:
+        return TransferOutcome(
+            num_done=1, num_bytes=completion.num_bytes, seconds=completion.seconds
+        )
+    reason = _REASONS_OF_ERRORS.get(completion.error, reason) or _REASONS[completion.status]
+    errors = completion.disk_errors
+    if not errors:
+        return failed_because(reason)
+    bad = {_REASONS_OF_ERRORS[each]: _places(errors, each) for each in _OF_ONE_SLOT}
+    return TransferOutcome(num_failed=1, reasons=(reason,), copied=_places(errors, 0), bad=bad)
 
-    def _follow(self, growth: PoolGrowth) -> None:
-        """Report the slots that have become usable since the last look."""
-        try:
-            if growth.advance():
-                self._report.ready_slots[self._rank] = growth.num_ready
-        except TransferError as error:
-            self.disable(str(error))
-            return
-        if growth.is_over:
-            self._end_growth(growth)
 
-    def _end_growth(self, growth: PoolGrowth) -> None:
-        """The pool is as large as it gets: continue with that, or without a tier."""
-        self._growth = None
-        if growth.why_no_tier:
-            self.disable(growth.why_no_tier)
+def failed_because(reason: str) -> TransferOutcome:
+    """One rank's result of a transfer that has failed here, with one word for why."""
+    return TransferOutcome(num_failed=1, reasons=(reason,))
 
-    def _close_once_idle(self) -> None:
-        """If nothing is in flight, have the engine closed on a thread. Called again by each poll,
-        in case something is, or the system has no thread to give."""
-        if self._engine is None or self._in_flight:
-            return
-        if self._closer.close_behind(self._engine):
-            self._engine = None
+
+def _places(errors: Sequence[int], error: int) -> frozenset[int]:
+    return frozenset(place for place, each in enumerate(errors) if each == error)

@@ -8,15 +8,20 @@ and runner, so every hook submits whatever is due, and each order leaves the que
 |---|---|
 | cancels, a disk's reset, loads, reads | start_loads, submit_stores, poll, the next begin |
 | stores, writes | submit_stores, the next begin; not poll, which says why |
+
+What can become of the tier that it works for is beside it: the pool grows, vLLM sleeps, the engine
+fails. A failure ends the tier, but never the server.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from continuum_connector.config import ContinuumConfig
+from continuum_connector.config import FIRST_BYTES, ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import (
     LoadOrder,
@@ -27,11 +32,24 @@ from continuum_connector.messages import (
     WorkerReport,
     WriteOrder,
 )
+from continuum_connector.worker.disk import WorkerDisk
 from continuum_connector.worker.engine import Completion, CopyEngine, Direction
-from continuum_connector.worker.health import EngineHealth, failed_because, outcome_of
-from continuum_connector.worker.tier import EngineFactory, Order, RankTier
+from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.tier import (
+    EngineHealth,
+    Order,
+    PoolGrowth,
+    Sleep,
+    failed_because,
+    num_slots_for,
+    outcome_of,
+)
 
+logger = logging.getLogger(f"vllm.{__name__}")
+
+EngineFactory = Callable[[Layout, int], CopyEngine]
 Polled = tuple[set[str], set[str]]
+_CLOSE_S = 2.0  # for the copies that the driver already has: one window, which takes milliseconds
 
 
 @dataclass
@@ -47,10 +65,10 @@ class Loads:
     that is reported twice kills vLLM, so its last load reports it."""
 
     def __init__(self) -> None:
+        self.finished: set[str] = set()  # not yet told
+        self.bad_blocks: set[int] = set()  # without loaded data, not yet told
         self._waiting: dict[str, _Waiting] = {}
-        self._finished: set[str] = set()
         self._failed: set[str] = set()
-        self._bad_blocks: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -68,31 +86,23 @@ class Loads:
         if waiting.num_loads:
             return
         del self._waiting[order.request_id]
-        self._finished.add(order.request_id)
+        self.finished.add(order.request_id)
         if waiting.bad_blocks:
             self._failed.add(order.request_id)
-            self._bad_blocks |= waiting.bad_blocks
+            self.bad_blocks |= waiting.bad_blocks
 
     def take(self) -> Polled:
         """The requests whose loads have settled since the last call, and which of them failed."""
-        if not self._finished:
-            return set(), set()
-        polled = (self._finished, self._failed)
-        self._finished, self._failed = set(), set()
+        polled = (self.finished, self._failed)
+        self.finished, self._failed = set(), set()
         return polled
 
     def take_bad_blocks(self) -> set[int]:
-        """The VRAM blocks without loaded data, of requests that failed since the last call."""
-        if not self._bad_blocks:
-            return set()
-        bad, self._bad_blocks = self._bad_blocks, set()
+        bad, self.bad_blocks = self.bad_blocks, set()
         return bad
 
 
-logger = logging.getLogger(f"vllm.{__name__}")
-
-
-class ContinuumWorker(RankTier):
+class ContinuumWorker:
     """Carries out the scheduler's step plans on one rank. One thread calls everything."""
 
     def __init__(
@@ -107,17 +117,73 @@ class ContinuumWorker(RankTier):
         """`num_ranks` share the node's `dram_bytes`; `current_stream` names the stream that copies
         wait for (0: none); `rank` is this one's among the engine's; `clock`, in monotonic seconds,
         measures how long nothing has completed."""
-        super().__init__(make_engine, config, num_ranks, rank, clock)
+        self._make_engine, self._config = make_engine, config
+        self._num_ranks, self._rank = num_ranks, rank
         self._current_stream = current_stream
+        self._engine: CopyEngine | None = None  # that gets orders, or has some in flight
         self._why_no_engine = "no_tier"
+        self._is_given_up = False  # the engine gets no more orders
+        self._closing: threading.Thread | None = None
         self._health = EngineHealth(clock)
-        self._plan: StepPlan | None = None
-        self._begins: StepPlan | None = None  # whose cancels, reset, loads and reads are due
-        self._ends: StepPlan | None = None  # whose stores and writes are due
+        self._growth: PoolGrowth | None = None  # while the pool grows
+        self._sleep = Sleep(config.sleep_dram == "release", clock)
+        self._disk: WorkerDisk | None = None
+        self._plan: StepPlan | None = None  # the newest
+        self.due: StepPlan | None = None  # the plan whose stores and writes are due
+        self._begins: StepPlan | None = None  # the one whose cancels, reset, loads, reads are due
+        self._in_flight: dict[int, Order] = {}
         self._loads = Loads()
+        self._report = WorkerReport()
         self._epoch = 0  # the newest epoch that a plan was about
         self._stale_epoch = -1  # orders of this epoch or an older one are of other weights
         self._stale: set[int] = set()  # transfers in flight since before the weights changed
+
+    # --- the tier, from start to end ------------------------------------------------------------
+    def register(self, layout: Layout, disk: WorkerDisk | None = None) -> None:
+        """Build the host pool and the engine; on failure there is no tier, and a report says why.
+        `disk` takes what leaves DRAM, once it is open.
+
+        Costs seconds, for page-locking the first part of the pool, and for giving it back on
+        failure. Called once, before the first step.
+        """
+        if self._config.tier_bytes == 0:
+            if self._config.dram:  # an engine's other node may have something to spare
+                self._report.lose_tier(self._config.dram.why)
+            return
+        num_slots = self._num_slots(layout)
+        if num_slots == 0:
+            self.disable(
+                f"dram_bytes = {self._config.tier_bytes} over {self._num_ranks} rank(s) holds no "
+                f"block ({layout.slot_bytes} bytes each per rank), so nothing is offloaded; "
+                f"set {layout.slot_bytes * self._num_ranks} or more, or 0"
+            )
+            return
+        try:
+            self._engine = self._make_engine(layout, num_slots)
+            self._begin_growth(self._engine, layout)
+        except TransferError as error:
+            self.disable(str(error))
+        else:
+            if disk is not None and not self._is_given_up:
+                self._disk = disk
+                disk.start(self._engine, layout)
+        self._join_closing()
+
+    def disable(self, sentence: str) -> None:
+        """Run without a DRAM tier from here on, and say why, once. New orders fail as "no_tier".
+
+        Never waits. Transfers in flight settle when they end, because a load that is not over may
+        still write to its blocks. After the last one, a thread closes the engine.
+        """
+        if self._is_given_up:
+            return
+        self._is_given_up = True
+        self._growth = None
+        logger.warning("No DRAM tier on this rank: %s", sentence)
+        self._report.lose_tier(sentence)
+        if self._disk is not None:
+            self._disk.give_up("there is no DRAM tier any more", self._report)
+        self._close_once_idle()
 
     def new_weights(self, how: str) -> None:
         """The weights under this worker have changed, or DRAM is empty. Orders of the epoch known
@@ -156,15 +222,112 @@ class ContinuumWorker(RankTier):
             self._report.ready_slots[self._rank] = 0
             self.new_weights("sleep")
 
+    def wake_up(self, layout: Layout) -> None:
+        """The KV cache is back, and lies where `layout` says."""
+        if not self._sleep.is_on:
+            return
+        self._sleep.switch(False)
+        if self._engine is None or self._is_given_up:
+            return
+        try:
+            if self._sleep.end(self._engine, layout, self._num_slots(layout)):
+                self._begin_growth(self._engine, layout, is_again=True)
+        except TransferError as error:
+            self.disable(str(error))
+
+    def shutdown(self) -> None:
+        """Close the engine; what has not settled fails as "closed". Idempotent.
+
+        Nobody reads what is copied from here on, so it is cancelled. Only what the driver has
+        already is waited for, which takes milliseconds, however much is queued.
+        """
+        self._why_no_engine = "closed"
+        self._growth = None
+        if self._engine is not None:
+            for transfer_id in self._in_flight:
+                self._cancel(transfer_id)
+            self._close(self._engine)
+            self._settle_completed("closed")
+            self._engine = None
+        self._join_closing()
+        for order in self._in_flight.values():
+            self._settle(order, failed_because("closed"))
+        self._in_flight.clear()
+        self.submit_stores()  # without an engine this settles what is queued
+
+    def _num_slots(self, layout: Layout) -> int:
+        return num_slots_for(self._config.tier_bytes, self._num_ranks, layout.slot_bytes)
+
+    def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
+        num_slots = self._num_slots(layout)
+        first_bytes = FIRST_BYTES if self._config.dram and self._config.dram.num_left else None
+        growth = PoolGrowth(engine, num_slots, layout.slot_bytes, is_again, first_bytes)
+        self._growth = growth
+        growth.start()
+        self._report.ready_slots[self._rank] = growth.num_ready
+        if growth.is_over:
+            self._end_growth(growth)
+
+    def _follow(self, growth: PoolGrowth) -> None:
+        """Report the slots that have become usable since the last look."""
+        try:
+            if growth.advance():
+                self._report.ready_slots[self._rank] = growth.num_ready
+        except TransferError as error:
+            self.disable(str(error))
+            return
+        if growth.is_over:
+            self._end_growth(growth)
+
+    def _end_growth(self, growth: PoolGrowth) -> None:
+        """The pool is as large as it gets: continue with that, or without a tier."""
+        self._growth = None
+        if growth.why_no_tier:
+            self.disable(growth.why_no_tier)
+
+    def _close_once_idle(self) -> None:
+        """If nothing is in flight, have the engine closed on a thread, because to unlock and unmap
+        a large pool takes seconds. Called again by each poll, in case something is, or the system
+        has no thread to give, for instance for lack of memory."""
+        if self._engine is None or self._in_flight:
+            return
+        # Not a daemon: it would die inside the driver if the interpreter ended meanwhile.
+        thread = threading.Thread(
+            target=self._close, args=(self._engine,), name="continuum-close", daemon=False
+        )
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        self._closing, self._engine = thread, None
+
+    def _close(self, engine: CopyEngine) -> None:
+        """BLOCK until disk and engine are closed. Nobody else may use either meanwhile. What does
+        not close in time is logged and left as it is."""
+        if self._disk is not None and not self._disk.end():
+            return  # it is inside the engine
+        try:
+            engine.close(_CLOSE_S)
+        except TransferError as error:
+            logger.warning("the copy engine did not close: %s", error)
+
+    def _join_closing(self) -> None:
+        """BLOCK until the engine that is being closed on a thread is closed."""
+        if self._closing is not None:
+            self._closing.join()
+
+    # --- a step ---------------------------------------------------------------------------------
     def begin(self, plan: StepPlan) -> None:
         """Take this step's plan, after submitting what is left of the one before."""
         if plan is self._plan:
             return  # bound twice in one step; its orders are queued or submitted already
-        self.submit_stores()
+        if self.due is not None:
+            self.submit_stores()
         self._plan = plan
-        self._epoch = max(self._epoch, plan.epoch)
+        if plan.epoch > self._epoch:
+            self._epoch = plan.epoch
         if not plan.is_empty:
-            self._begins = self._ends = plan
+            self._begins = self.due = plan
 
     def start_loads(self) -> None:
         """Submit the cancels, loads and reads that are due. Loads run behind what the current
@@ -187,11 +350,20 @@ class ContinuumWorker(RankTier):
         """Submit the stores behind the compute queued on the current stream, then the writes;
         return at once."""
         self.start_loads()
-        plan, self._ends = self._ends, None
+        plan, self.due = self.due, None
         if plan is not None:
             if plan.disk_spent is not None and self._disk is not None:
                 self._disk.spent(plan.disk_spent)
             self._submit_all(plan.stores, plan.writes)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether `poll` would do nothing now, and return nothing."""
+        if self._in_flight or self._loads.finished or self._begins is not None:
+            return False
+        growth, disk = self._growth, self._disk
+        looks = (growth is not None and not growth.waits) or (disk is not None and disk.is_due)
+        return not looks and (self._engine is None or not self._is_given_up)
 
     def poll(self) -> Polled:
         """Return (requests whose loads settled, those of them that failed) since the last poll.
@@ -213,7 +385,7 @@ class ContinuumWorker(RankTier):
 
     def take_bad_blocks(self) -> set[int]:
         """The VRAM blocks without loaded data, of requests that failed since the last call."""
-        return self._loads.take_bad_blocks()
+        return self._loads.take_bad_blocks() if self._loads.bad_blocks else set()
 
     def take_report(self) -> WorkerReport | None:
         """Hand over what settled since the last report, or None."""
@@ -221,26 +393,6 @@ class ContinuumWorker(RankTier):
             return None
         report, self._report = self._report, WorkerReport()
         return report
-
-    def shutdown(self) -> None:
-        """Close the engine; what has not settled fails as "closed". Idempotent.
-
-        Nobody reads what is copied from here on, so it is cancelled. Only what the driver has
-        already is waited for, which takes milliseconds, however much is queued.
-        """
-        self._why_no_engine = "closed"
-        self._growth = None
-        if self._engine is not None:
-            for transfer_id in self._in_flight:
-                self._cancel(transfer_id)
-            self._closer.close(self._engine)
-            self._settle_completed("closed")
-            self._engine = None
-        self._closer.join()
-        for order in self._in_flight.values():
-            self._settle(order, failed_because("closed"))
-        self._in_flight.clear()
-        self.submit_stores()  # without an engine this settles what is queued
 
     def _submit_all(self, *orders: Sequence[Order]) -> None:
         for each in orders:
@@ -348,3 +500,15 @@ def current_stream() -> int:
     if not torch.cuda.is_available():
         return 0
     return int(torch.cuda.current_stream().cuda_stream)
+
+
+def anyone(groups: Iterable[Any], is_so: bool) -> bool:
+    """Whether `is_so` on any rank: what one rank finds, all must act on. `groups`: the CPU process
+    groups of torch that this rank is in, which together span the engine. BLOCKS until every rank
+    has called it."""
+    import torch
+
+    said = torch.tensor([int(is_so)])
+    for group in groups:
+        torch.distributed.all_reduce(said, torch.distributed.ReduceOp.MAX, group)
+    return bool(said.item())

@@ -32,12 +32,8 @@ class StandIn:
 
     def slow_fill(self, rig: GpuRig, target: Tensor, value: int, delay_s: float) -> int:
         """A stream that sets `target` after a while; its handle."""
-        engine, stream = rig.engine, sim.stream(rig.engine)
-        num_bytes, delay_us = target.numel(), int(delay_s * 1e6)
-        code = engine._blocking.ckv_sim_compute(
-            engine._handle, stream, target.data_ptr(), value, num_bytes, delay_us
-        )
-        assert code == 0
+        stream = sim.stream(rig.engine)
+        sim.compute(rig.engine, stream, delay_s, target.data_ptr(), value, target.numel())
         return stream
 
     def slow_fill_on_default(self, target: Tensor, value: int, delay_s: float) -> int:

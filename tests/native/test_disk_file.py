@@ -12,7 +12,6 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds, OnDisk
-from continuum_connector.worker.disk_file import NativeDisk
 from continuum_connector.worker.engine import (
     CORRUPT,
     EIO,
@@ -25,7 +24,7 @@ from continuum_connector.worker.engine import (
     Status,
 )
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.native import NativeEngine
+from continuum_connector.worker.native import NativeDisk, NativeEngine
 from tests.native import sim
 from tests.native.conftest import Rig, ids
 

@@ -78,7 +78,7 @@ def test_what_a_step_calls_is_in_the_set_that_keeps_the_gil(rig: Rig) -> None:
         user._quick, user._blocking = keeps, gives
     a_step(rig, 1)
     assert keeps.names == set(STEP_CALLS) == set(abi._QUICK) - set(DISK_CALLS)
-    assert gives.names == {"ckv_wait", "ckv_sim_hold"}
+    assert gives.names == {"ckv_wait"}
 
 
 @pytest.mark.parametrize("name", abi._QUICK)

@@ -25,6 +25,7 @@ from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning
 from continuum_connector.worker.worker import ContinuumWorker
+from tests.fakes import poll
 from tests.native import sim
 from tests.native.conftest import ids
 from tests.unit.test_giving_up import closers, join_closers
@@ -76,7 +77,7 @@ class Rank:
         return self.engine
 
     def tell(self) -> tuple[set[str], WorkerReport]:
-        finished, failed = self.worker.poll()
+        finished, failed = poll(self.worker)
         assert not failed
         return finished, self.worker.take_report() or WorkerReport()
 
@@ -140,7 +141,7 @@ def test_a_stop_gives_the_pool_back_in_each_state(rank: Rank) -> None:
     sim.release(rank.engine)
     rank.worker.shutdown()
     rank.worker.shutdown()
-    finished, failed = rank.worker.poll()
+    finished, failed = poll(rank.worker)
     report = rank.worker.take_report()
     assert report is not None
     assert report.outcomes.keys() == {1, 2}

@@ -110,14 +110,14 @@ def test_each_transfer_is_reported_once_and_in_order(rig: Rig) -> None:
 def test_a_load_passes_speculative_ones_in_the_queue() -> None:
     rig = Rig(trunk_bytes=Rig.PIECE, window_bytes=Rig.PIECE)
     sim.hold(rig.engine)
-    rig.engine.submit(LOAD, ids(*range(8)), ids(*range(8)), 1, speculative=True)
+    sim.submit_speculative(rig.engine, LOAD.value, ids(*range(8)), ids(*range(8)), 1)
     rig.engine.submit(LOAD, ids(9), ids(9), 2)
     sim.release(rig.engine)
     assert rig.engine.wait(1, 20.0)
     assert rig.engine.wait(2, 20.0)
     assert [c.tag for c in rig.engine.poll()] == [2, 1]
     with pytest.raises(TransferError, match="flags 1 do not fit"):
-        rig.engine.submit(STORE, ids(1), ids(1), 3, speculative=True)
+        sim.submit_speculative(rig.engine, STORE.value, ids(1), ids(1), 3)
     rig.engine.close(5.0)
 
 
@@ -389,7 +389,7 @@ def test_only_ckv_symbols_leave_the_library() -> None:
         check=True,
     ).stdout
     names = {line.split()[-1] for line in out.splitlines()}
-    declared = set(abi._BLOCKING) | set(abi._QUICK)
+    declared = {*abi._BLOCKING, *abi._QUICK, *sim.SIGNATURES}
     assert names == declared
 
 
@@ -398,7 +398,7 @@ def test_structs_are_as_long_as_the_library_says() -> None:
     assert ctypes.sizeof(abi.Config) == 64
     assert ctypes.sizeof(abi.RawRegion) == 40
     assert ctypes.sizeof(abi.RawCompletion) == 64
-    assert ctypes.sizeof(abi.SimStats) == 104
+    assert ctypes.sizeof(sim.SimStats) == 104
     assert ctypes.sizeof(abi.Stats) == 216
     assert ctypes.sizeof(abi.PoolConfig) == 56
     assert ctypes.sizeof(abi.PoolState) == 312

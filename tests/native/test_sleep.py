@@ -20,6 +20,7 @@ from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning
 from continuum_connector.worker.worker import ContinuumWorker
+from tests.fakes import poll
 from tests.native import sim
 from tests.native.conftest import Rig, ids
 from tests.native.test_worker_disk import BLOCK as BLOCK_OF_DISK
@@ -57,7 +58,7 @@ class Cache:
         """How each order so far went."""
         for tag in self.worker._in_flight:
             assert self.engine.wait(tag, 20.0)
-        self.worker.poll()
+        poll(self.worker)
         if report := self.worker.take_report():
             self.report.merge(report)
         return {each: outcome.reasons for each, outcome in self.report.outcomes.items()}

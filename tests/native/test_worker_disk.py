@@ -23,7 +23,7 @@ from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.namespace import Checkpoint, prover
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
-from tests.fakes import FakeClock, mount_tmpfs
+from tests.fakes import FakeClock, mount_tmpfs, poll
 
 NUM_BLOCKS, BLOCK = 16, 4096
 KEYS = (b"a" * 36, b"b" * 36)
@@ -70,7 +70,7 @@ class Life:
 
     def hear(self) -> None:
         self.clock.advance(1.0)
-        self.worker.poll()
+        poll(self.worker)
         if report := self.worker.take_report():
             self.report.merge(report)
 

@@ -16,7 +16,7 @@ from continuum_connector.tools.checks import ask
 from continuum_connector.tools.checks.line import Line, Verdict
 from continuum_connector.tools.checks.plan import Plan, read_plan
 from continuum_connector.tools.checks.run import check
-from continuum_connector.worker.folder import make_folder
+from continuum_connector.worker.disk import make_folder
 from tests.unit import fake_machine as fake
 from tests.unit.fake_machine import DRIVE, GIB
 

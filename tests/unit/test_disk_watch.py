@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from continuum_connector.messages import DiskSpent
-from continuum_connector.worker import disk_watch as module
-from continuum_connector.worker.disk_watch import DiskWatch, SpentFile
+from continuum_connector.worker import disk as module
+from continuum_connector.worker.disk import DiskWatch, SpentFile
 from tests.fakes import FakeClock
 
 

@@ -13,9 +13,9 @@ from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.pool import _LOOK_EVERY
+from continuum_connector.worker.tier import _SHORT_EVERY
 from continuum_connector.worker.worker import ContinuumWorker
-from tests.fakes import FakeCopyEngine
+from tests.fakes import FakeCopyEngine, poll
 from tests.unit.test_worker import store
 
 GIB = 2**30
@@ -62,7 +62,7 @@ def started(engine: FakeCopyEngine, rank: int = 0, **config: object) -> Continuu
 def step(worker: ContinuumWorker, engine: FakeCopyEngine, num_ready: int) -> WorkerReport | None:
     """One step after the pool has come to `num_ready` slots."""
     engine.num_ready = num_ready
-    worker.poll()
+    poll(worker)
     return worker.take_report()
 
 
@@ -144,11 +144,11 @@ def test_what_is_had_after_a_shortage_is_reported_and_seldom_looked_for(lines: L
     worker = started(engine)
     assert reported(worker) == {0: 20}
     lines.take()
-    reports = [step(worker, engine, 33) for _ in range(_LOOK_EVERY)]
+    reports = [step(worker, engine, 33) for _ in range(_SHORT_EVERY)]
     assert [report.ready_slots for report in reports if report is not None] == [{0: 33}]
     assert looks.num == 2
     engine.why = ""
-    reports = [step(worker, engine, NUM_SLOTS) for _ in range(3 * _LOOK_EVERY)]
+    reports = [step(worker, engine, NUM_SLOTS) for _ in range(3 * _SHORT_EVERY)]
     assert [report.ready_slots for report in reports if report is not None] == [{0: NUM_SLOTS}]
     assert looks.num == 3, "nobody looks any more"
     assert [(level, text[:22]) for level, text in lines.take()] == [
@@ -197,7 +197,7 @@ def test_a_shutdown_meanwhile_ends_the_looking() -> None:
     engine = FakeCopyEngine(num_ready=4, is_growing=True)
     worker = started(engine)
     worker.shutdown()  # the fake fails whoever asks it after close
-    worker.poll()
+    poll(worker)
     assert reported(worker) == {0: 4}
 
 
@@ -221,7 +221,7 @@ def test_a_pool_that_nobody_asked_for_grows_as_blocks_need_it(lines: Lines) -> N
     for number, slots in enumerate([(0, 1), (1, 2), (0, 2)]):
         worker.begin(StepPlan(stores=[store(number, *slots)]))
         worker.submit_stores()
-        worker.poll()
+        poll(worker)
         worker.take_report()
     # twice what is used, and the first GiB more; slots that are used anew want nothing
     assert engine.wanted == [(2 * 2 + 4) * SLOT, (2 * 3 + 4) * SLOT]
@@ -240,9 +240,9 @@ def test_one_that_is_short_looks_again_and_says_so_once(lines: Lines) -> None:
     engine.why = "the machine has 9.0 GiB available and keeps 8.0 GiB of it"
     worker.begin(StepPlan(stores=[store(1, 0)]))
     worker.submit_stores()
-    worker.poll()
+    poll(worker)
     assert [level for level, _ in lines.take()] == ["WARNING"]
-    for _ in range(_LOOK_EVERY):
+    for _ in range(_SHORT_EVERY):
         step(worker, engine, 6)
     assert lines.take() == []
     assert step(worker, engine, 6) is None

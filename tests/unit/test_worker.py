@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, StepPlan, StoreOrder, TransferOutcome
-from continuum_connector.worker import health as condition
+from continuum_connector.worker import tier as condition
 from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker
-from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeClock, FakeCopyEngine
+from tests.fakes import BLOCK_BYTES, BLOCK_SECONDS, FakeClock, FakeCopyEngine, poll
 
 LAYOUT = Layout((Region(4096, 1000, 0, 1000),), 100, 1000, "cpu", 0)
 CONFIG = ContinuumConfig(dram_bytes=64_000)
@@ -68,7 +68,7 @@ class Rig:
         return self.engine
 
     def poll(self) -> None:
-        finished, failed = self.worker.poll()
+        finished, failed = poll(self.worker)
         bad = self.worker.take_bad_blocks()
         assert failed <= finished
         assert bool(bad) == bool(failed)
@@ -125,7 +125,7 @@ def test_stores_wait_for_submit_stores_and_not_for_their_copies():
     rig = Rig()
     rig.worker.begin(StepPlan(stores=(store(1, 5), store(2, 6))))
     rig.worker.start_loads()
-    rig.worker.poll()  # with speculative decoding before the draft model has written its blocks
+    poll(rig.worker)  # with speculative decoding before the draft model has written its blocks
     assert rig.submitted() == []
     rig.worker.submit_stores()
     assert rig.submitted() == [1, 2]
@@ -595,7 +595,7 @@ def test_exactly_once_in_every_order_of_hooks(steps, gives_up, last):
     for number, (plan, hooks) in enumerate(steps):
         run.plan = run.new_plan(*plan)
         run.rig.worker.begin(run.plan)
-        left = run.rig.worker._ends or StepPlan()
+        left = run.rig.worker.due or StepPlan()
         assert left.stores == run.plan.stores, "leftovers leave before the next plan"
         if number == gives_up:
             run.rig.worker.disable("the pool is short")
@@ -620,7 +620,7 @@ def test_a_step_without_orders_costs_next_to_nothing():
         worker.begin(plan)
         worker.start_loads()
         worker.submit_stores()
-        worker.poll()
+        poll(worker)
         worker.take_report()
 
     seconds = min(timeit.repeat(step, number=2000, repeat=5)) / 2000

@@ -25,7 +25,6 @@ from continuum_connector.messages import (
     WriteOrder,
 )
 from continuum_connector.worker import disk as module
-from continuum_connector.worker import folder
 from continuum_connector.worker.disk import (
     HUNG_LOOKS,
     HUNG_S,
@@ -39,7 +38,7 @@ from continuum_connector.worker.disk import (
 from continuum_connector.worker.engine import CORRUPT, EIO, ENOSPC, MISSING, UNTRIED, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker
-from tests.fakes import BLOCK_BYTES, FakeClock
+from tests.fakes import BLOCK_BYTES, FakeClock, poll
 from tests.unit.fake_disk import IDLE, EngineWithDisk, FakeDiskFile
 
 LAYOUT = Layout((Region(4096, 4096, 0, 4000),), 100, 4096, "cpu", 0)
@@ -107,7 +106,7 @@ class Rig:
         self.tell()
 
     def tell(self) -> None:
-        self.worker.poll()
+        poll(self.worker)
         if report := self.worker.take_report():
             assert not report.outcomes.keys() & self.report.outcomes.keys(), "settled twice"
             self.report.merge(report)
@@ -201,7 +200,7 @@ def test_without_disk_path_there_is_no_thread_and_what_is_ordered_fails_all_the_
     worker.register(LAYOUT)
     assert set(threading.enumerate()) <= before
     worker.begin(StepPlan(reads=(read(1),), resets_disk=True))
-    worker.poll()
+    poll(worker)
     report = worker.take_report()
     assert report is not None
     assert report.outcomes == {1: TransferOutcome(num_failed=1, reasons=("no_tier",))}
@@ -314,7 +313,7 @@ def test_what_fails_on_the_disk_is_no_failed_copy(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("continuum_connector.worker.health.logger.warning", told.append)
+    monkeypatch.setattr("continuum_connector.worker.tier.logger.warning", told.append)
     rig.step(reads=(read(1),))
     rig.file.settle(1, EIO)
     rig.tell()
@@ -394,6 +393,9 @@ def test_a_process_that_was_stopped_for_a_minute_does_not_blame_its_disk(rig: Ri
 
 
 def test_a_disk_that_says_itself_that_it_has_ended_is_given_up(rig: Rig) -> None:
+    rig.file.now = replace(IDLE, is_scanned=True)
+    rig.tell()
+    assert rig.worker.is_idle
     rig.file.now = replace(IDLE, error=EIO, why="the superblock could not be written.")
     rig.clock.advance(1.0)
     rig.tell()
@@ -529,13 +531,13 @@ def test_a_folder_that_others_could_write_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = tmp_path / "ours"
-    folder.make_folder(str(ours))
-    folder.make_folder(str(ours))
+    module.make_folder(str(ours))
+    module.make_folder(str(ours))
     assert ours.stat().st_mode & 0o777 == 0o700
 
     def refusal(path: Path) -> str:
         with pytest.raises(TransferError) as caught:
-            folder.make_folder(str(path))
+            module.make_folder(str(path))
         assert "name a folder in it that is not there yet" in str(caught.value)
         return str(caught.value)
 
@@ -547,11 +549,11 @@ def test_a_folder_that_others_could_write_is_refused(
     ours.chmod(0o770)
     assert "may be written by others (mode 770), so" in refusal(ours)
     ours.chmod(0o755)
-    folder.make_folder(str(ours))
+    module.make_folder(str(ours))
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert "not to 12345 who runs the server, so" in refusal(ours)
     with pytest.raises(TransferError, match="see that its drive is mounted"):
-        folder.make_folder(str(tmp_path / "not" / "mounted"))
+        module.make_folder(str(tmp_path / "not" / "mounted"))
 
 
 @pytest.mark.min_left
@@ -566,49 +568,49 @@ def test_a_file_that_would_fill_its_file_system_is_refused_unless_it_is_there(
         return os.statvfs_result((kib, kib, total, free, free, *before[5:]))
 
     monkeypatch.setattr(os, "statvfs", statvfs)
-    folder.check_room(path, 1500 * kib)
+    module.check_room(path, 1500 * kib)
     with pytest.raises(TransferError, match=r"would leave less than 5% of its file system, which"):
-        folder.check_room(path, 1501 * kib)
+        module.check_room(path, 1501 * kib)
     path.write_bytes(bytes(1000 * kib))
-    folder.check_room(path, 2500 * kib)
+    module.check_room(path, 2500 * kib)
     free = 0  # others have filled the rest since
-    folder.check_room(path, 1000 * kib)
+    module.check_room(path, 1000 * kib)
     with pytest.raises(TransferError, match=r"has 10240000 bytes and 1024000 free"):
-        folder.check_room(path, 1004 * kib)
+        module.check_room(path, 1004 * kib)
     moved = path.rename(tmp_path / "elsewhere")
     path.symlink_to(moved)
     with pytest.raises(TransferError, match="is no file, so nothing can be kept in it; remove it"):
-        folder.check_room(path, kib)
+        module.check_room(path, kib)
 
 
 def test_a_file_that_others_could_write_is_refused(tmp_path: Path) -> None:
     """As one that lies there since the folder was everybody's."""
     path = tmp_path / "dp0-rank0.slab"
     path.touch(0o600)
-    folder.check_room(path, 1)
+    module.check_room(path, 1)
     path.chmod(0o620)
     with pytest.raises(TransferError, match="may be another user's to write; remove it"):
-        folder.check_room(path, 1)
+        module.check_room(path, 1)
 
 
 def test_one_rank_at_a_time_opens_its_file(tmp_path: Path) -> None:
     is_over = threading.Event()
-    with folder.only_one(str(tmp_path), is_over):
+    with module.only_one(str(tmp_path), is_over):
         assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o600
         is_over.set()
         with (
             pytest.raises(TransferError, match="ended before its disk was open"),
-            folder.only_one(str(tmp_path), is_over),
+            module.only_one(str(tmp_path), is_over),
         ):
             pass
-    with folder.only_one(str(tmp_path), is_over):
+    with module.only_one(str(tmp_path), is_over):
         pass
 
 
 def test_a_fork_that_lives_on_keeps_no_rank_from_its_turn(tmp_path: Path) -> None:
     """It has the lock's descriptor as well, and keeps it for as long as it lives."""
     goes_on, ends = os.pipe()
-    with folder.only_one(str(tmp_path), threading.Event()):
+    with module.only_one(str(tmp_path), threading.Event()):
         if (child := os.fork()) == 0:
             os.close(ends)
             os.read(goes_on, 1)

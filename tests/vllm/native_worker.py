@@ -23,6 +23,7 @@ from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
+from tests.fakes import poll
 from tests.native import sim
 from tests.vllm.fake_worker import FakeWorker
 from tests.vllm.harness import Engine
@@ -60,7 +61,7 @@ class NativeWorker(FakeWorker):
     def take_connector_output(self) -> dict[str, Any]:
         for tag in self.worker._in_flight if self.patient else ():
             assert self.engine.wait(tag, 20.0)
-        finished, failed = self.worker.poll()
+        finished, failed = poll(self.worker)
         bad_blocks = self.worker.take_bad_blocks()
         report = self.worker.take_report() or WorkerReport()
         for transfer_id, outcome in report.outcomes.items():

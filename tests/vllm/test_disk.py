@@ -545,7 +545,7 @@ def test_writing_begins_again_once_a_try_succeeds(caplog: pytest.LogCaptureFixtu
 def test_a_disk_that_goes_with_its_dram_says_nothing_of_dram_going_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A rank tells of both at once (RankTier.disable)."""
+    """A rank tells of both at once (ContinuumWorker.disable)."""
     engine = overrun_with_reads_held()
     come_back(engine, num_steps=2)
     engine.worker.report_tier_down("the driver failed")

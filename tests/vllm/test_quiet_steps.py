@@ -7,12 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from continuum_connector import build
 from continuum_connector.connector import TELL_EVERY_S
+from continuum_connector.messages import StepPlan, StoreOrder
 from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.steps import LOOK_S
 from continuum_connector.vllm import compat
+from continuum_connector.worker_hooks import StepMetadata
 from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
@@ -125,18 +129,48 @@ def test_numbers_are_told_once_a_second_and_at_once_when_the_last_turn_has_ended
     assert ended == 21
 
 
-def test_so_is_what_a_worker_half_took_which_knows_no_turns() -> None:
+def a_worker_half() -> Any:
+    """Without a tier, so each order settles at once."""
     engine = Engine(enable_prefix_caching=False)  # aside, as a worker's half is to the scheduler
-    worker, now = engine.connector, 100.0
-    worker.set_clock(lambda: now)
-    told = []
-    for step in range(5):
-        now = 100.0 + 0.3 * step
-        worker.wait_for_save()
-        told.append(worker.get_kv_connector_stats())
+    half = engine.connector
+    half.worker = build.worker(half.config, half._vllm_config)
+    return half
+
+
+def a_step(half: Any, plan: StepPlan) -> tuple[Any, Any]:
+    """As vLLM's model runner takes it; what it passes on of ours."""
+    half.bind_connector_metadata(StepMetadata(plan))
+    assert not half.has_connector_metadata(), "so vLLM calls no hook for a layer"
+    half.start_load_kv(None)
+    half.wait_for_save()
+    half.get_finished(set())
+    told = half.get_kv_connector_stats(), half.build_connector_worker_meta()
+    half.clear_connector_metadata()
+    return told
+
+
+def test_so_is_what_a_worker_half_took_which_knows_no_turns() -> None:
+    half, now, told = a_worker_half(), 100.0, []
+    half.set_clock(lambda: now)
+    for number in range(5):
+        now = 100.0 + 0.3 * number
+        plan = StepPlan(stores=(StoreOrder(number, np.int32([1]), np.int32([1])),))
+        stats, meta = a_step(half, plan)
+        assert [*meta.report.outcomes] == [number]
+        told.append(stats)
     assert [stats is not None for stats in told] == [True, False, False, False, True]
     cells = told[-1].data["histograms"]["hook_seconds{wait_for_save}"]
     assert sum(num for _, num, _ in cells) == 4, "of all steps since"
+
+
+def test_a_worker_half_without_orders_times_nothing_and_tells_nothing() -> None:
+    half = a_worker_half()
+    a_step(half, StepPlan(cancels=(7,)))
+    before = half.account.total("hook_seconds")
+    assert before == 2.0, "its loads and its stores"
+    told = [a_step(half, StepPlan(epoch=number)) for number in range(5)]
+    assert {meta for _, meta in told} == {None}
+    assert half.account.total("hook_seconds") == before
 
 
 def test_a_profiler_sees_each_hook_by_its_name_and_nobody_else_pays(

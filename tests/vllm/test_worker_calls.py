@@ -403,7 +403,7 @@ def test_a_rank_that_refuses_to_sleep_tells_the_others(of_vllm: Any, kind: type[
 RANK = """
 import sys
 import torch.distributed as dist
-from continuum_connector.worker.tier import anyone
+from continuum_connector.worker.worker import anyone
 
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=4)

@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from bench.hook_cost.calls import Count, of_decoding, of_turns
+from bench.hook_cost.calls import LAYERS, WORKERS, Count, of_decoding, of_turns, of_worker
+from tests.vllm import kv_caches
 
 SMALL = argparse.Namespace(
     running=8,
@@ -45,3 +46,11 @@ def test_a_decoding_step_costs_ours_a_few_calls_more_and_a_turn_some_hundred(pol
     stock, ours = of_decoding(SMALL, policy)
     assert 0 < ours - stock < 120
     assert 200 < of_turns(SMALL, policy) < 4000
+
+
+@pytest.mark.skipif(not kv_caches.LAYOUTS, reason="vLLM <= 0.28")
+def test_a_worker_without_orders_is_counted_hook_by_hook() -> None:
+    counted = of_worker(WORKERS["a tier"], 4)
+    assert counted.numbers["step"]["our_calls"] < 4 * len(LAYERS), "none for a layer"
+    called = {name.rpartition(".")[2]: num for name, (num, _) in counted.functions.items()}
+    assert called["wait_for_save"] == called["build_connector_worker_meta"] == 4

@@ -10,8 +10,8 @@ from __future__ import annotations
 from bench.serve.tiny_model import LLAMA
 from continuum_connector.connector import ContinuumConnector as ContinuumConnector
 from continuum_connector.costs.costs import Costs
-from continuum_connector.worker import disk, folder
+from continuum_connector.worker import disk
 
 Costs.knows_prefill = property(lambda self: False)  # type: ignore[assignment, method-assign]
-folder.MIN_LEFT = 0.0  # type: ignore[misc]
+disk.MIN_LEFT = 0.0  # type: ignore[misc]
 disk.SLOT_BYTES, disk.DRAM_SHARE = 2 * 32 * LLAMA.kv_bytes_per_token(), 1  # of 32 tokens each

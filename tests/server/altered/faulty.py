@@ -20,8 +20,7 @@ from continuum_connector.connector import ContinuumConnector as ContinuumConnect
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.worker.engine import Direction
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.native import NativeEngine
-from continuum_connector.worker.pool import HostPool
+from continuum_connector.worker.native import HostPool, NativeEngine
 from tests.native import sim
 
 FILE = Path(os.environ["TEST_FAULT_FILE"])
