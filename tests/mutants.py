@@ -65,6 +65,13 @@ MUTANTS = (
         "tests/unit/test_room.py",
     ),
     Mutant(
+        "pins: those worth less than a turn's wait stay beside the one that sufficed",
+        "scheduler/room.py",
+        "            if pin.rank[0] > price and self._pool",
+        "            if self._pool",
+        "tests/unit/test_room.py",
+    ),
+    Mutant(
         "disk: who is done takes what others share",
         "scheduler/tiers/on_disk/shelves.py",
         "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",

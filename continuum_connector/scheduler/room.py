@@ -165,7 +165,7 @@ class Room:
                 if self._pool.get_num_free_blocks() < least_free:
                     continue
                 may_spare = num_in_vain < MAX_IN_VAIN
-                if may_spare and (spared := self._spare(tried[:-1], least_free)):
+                if may_spare and (spared := self._spare(tried[:-1], least_free, claim.price)):
                     if (answer := attempt()) is not None:
                         return [pin for pin in tried if pin not in spared], answer
                     num_in_vain += 1
@@ -177,11 +177,13 @@ class Room:
             pins.close()
         return tried, None
 
-    def _spare(self, tried: Sequence[LivePin], need: int) -> list[LivePin]:
-        """Put back those of the pins that `need` free blocks can do without, the dearest first."""
+    def _spare(self, tried: Sequence[LivePin], need: int, price: float) -> list[LivePin]:
+        """Put back those of the pins that `need` free blocks can do without, the dearest first. Not
+        those that are worth no more than a turn's wait: the next turn would take them anyway, and
+        wait for it."""
         spared = []
         for pin in reversed(tried):
-            if self._pool.get_num_free_blocks() - len(pin.hold) >= need:
+            if pin.rank[0] > price and self._pool.get_num_free_blocks() - len(pin.hold) >= need:
                 self._holds.restore(pin.hold)
                 spared.append(pin)
         return spared

@@ -23,6 +23,9 @@ from continuum_connector.scheduler.turns import Turn
 from tests.fakes import FakeBlock, FakeBlockPool
 
 
+DEAR = 2.0  # worth more than the wait of a turn that nobody knows, which is 0
+
+
 class World:
     """A pool of 20 usable blocks, pins on it, and a count of allocations tried."""
 
@@ -52,7 +55,9 @@ class World:
         """Blocks of a running request."""
         return self.pool.take(number)
 
-    def pin(self, program: str, blocks: list[FakeBlock], arrival: float) -> LivePin:
+    def pin(
+        self, program: str, blocks: list[FakeBlock], arrival: float, value: float = 0.0
+    ) -> LivePin:
         pin = LivePin(
             program,
             self.holds.take(blocks),
@@ -60,16 +65,18 @@ class World:
             0.0,
             9.0,
             After.DROP,
-            (0.0, -arrival),
+            (value, -arrival),
             Kept(),
         )
         self.pins.add(pin)
         return pin
 
-    def pin_finished(self, program: str, number: int, arrival: float) -> LivePin:
+    def pin_finished(
+        self, program: str, number: int, arrival: float, value: float = 0.0
+    ) -> LivePin:
         """A turn ended: only the pin keeps its blocks."""
         blocks = self.run(number)
-        pin = self.pin(program, blocks, arrival)
+        pin = self.pin(program, blocks, arrival, value)
         self.pool.free_blocks(reversed(blocks))
         return pin
 
@@ -120,15 +127,24 @@ def test_what_a_dear_pin_frees_spares_cheaper_ones(
 ) -> None:
     """Of those the dearest; else a long pin's end would cost every short one that is cheaper."""
     for arrival, (program, size) in enumerate([("a", 10), ("b", 3), ("c", 2)]):
-        world.pin_finished(program, size, arrival)
+        world.pin_finished(program, size, arrival, DEAR)
     world.run(5)
     assert world.need(number)
     assert world.ended == ended
 
 
+def test_what_is_worth_less_than_a_wait_is_not_spared(world: World) -> None:
+    world.pin_finished("a", 10, 0, DEAR)
+    world.pin_finished("b", 3, 1, value=0.0)
+    world.pin_finished("c", 2, 2, DEAR)
+    world.run(5)
+    assert world.need(10)
+    assert world.ended == ["b", "a"]
+
+
 def test_who_needs_more_than_it_says_gets_what_was_to_be_spared(world: World) -> None:
     for arrival, (program, size) in enumerate([("a", 10), ("b", 3), ("c", 2)]):
-        world.pin_finished(program, size, arrival)
+        world.pin_finished(program, size, arrival, DEAR)
     world.run(5)
     assert world.need(12, bound=10)
     assert (world.ended, world.num_tries) == (["c", "b", "a"], 2)
@@ -138,7 +154,7 @@ def test_pins_are_put_back_in_vain_but_a_few_times() -> None:
     """A running turn says nothing of its need, so each pin might put all others back."""
     world = World(num_blocks=100)
     for arrival in range(50):
-        world.pin_finished(f"{arrival}", 2, arrival)
+        world.pin_finished(f"{arrival}", 2, arrival, DEAR)
     assert world.need(100, bound=0)
     assert (len(world.ended), world.num_tries) == (50, 50 + MAX_IN_VAIN)
 
