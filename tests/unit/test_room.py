@@ -22,7 +22,6 @@ from continuum_connector.scheduler.room import (
 from continuum_connector.scheduler.turns import Turn
 from tests.fakes import FakeBlock, FakeBlockPool
 
-
 DEAR = 2.0  # worth more than the wait of a turn that nobody knows, which is 0
 
 
