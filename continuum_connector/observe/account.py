@@ -26,11 +26,12 @@ Key = tuple[str, str | None]
 class _Histogram:
     """Counts and sums per bucket. They merge exactly and do not grow with the observations."""
 
-    __slots__ = ("bounds", "num_taken", "numbers", "sums", "total")
+    __slots__ = ("bounds", "num_taken", "numbers", "sums", "sums_taken", "total")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.total = self.num_taken = 0
+        self.sums_taken = 0.0
         self._empty()
 
     def _empty(self) -> None:
@@ -41,6 +42,7 @@ class _Histogram:
         """[bucket, observations, their sum] of each that has some since this was last called."""
         cells = [[i, n, self.sums[i]] for i, n in enumerate(self.numbers) if n]
         self.num_taken = self.total
+        self.sums_taken += sum(self.sums)
         self._empty()
         return cells
 
@@ -104,6 +106,11 @@ class Account:
         if not found:
             raise InvariantError(f"metric {name!r} with label {label!r} is not in METRICS")
         return sum(found)
+
+    def sum_of(self, name: str) -> float:
+        """Return the sum of all that a histogram has seen, over all labels, whoever took it."""
+        seen = [each for (of, _), each in self._histograms.items() if of == name]
+        return sum(each.sums_taken + sum(each.sums) for each in seen)
 
     def take(self) -> Payload | None:
         """Return what changed since the last take, or None, in a form that can cross processes.

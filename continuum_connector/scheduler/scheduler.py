@@ -27,6 +27,7 @@ from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
+from continuum_connector.scheduler.step_trace import StepTrace
 from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
@@ -99,6 +100,7 @@ class SchedulerSide:
             parts.is_vram_empty,
         )
         self._epochs = self.steps.epochs
+        self.step_trace = StepTrace(config.trace_steps_s, self.snapshots, self.records)
 
     # --- its parts, each built on those before ---------------------------------------
     def _build_pins(self, config: ContinuumConfig, waker: Any) -> None:

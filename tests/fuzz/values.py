@@ -159,6 +159,12 @@ RECORD: dict[str, Any] = {
     "block_bytes": 10,
     "seconds": 1.0,
     "why": "because",
+    "steps": 7,
+    "free_blocks": 90,
+    "waiting": 3,
+    "load_blocks": 5,
+    "hook_s": 0.002,
+    "hook_max_s": 0.001,
     "reason": "r",
     "on": True,
 }
@@ -174,7 +180,7 @@ EVENTS = (
     "pin_end",
 )
 EVENTS += ("store", "load", "write", "read", "epoch", "tier_down", "switch")
-EVENTS += ("disk_down", "stop", "nobody")
+EVENTS += ("disk_down", "stop", "nobody", "steps")
 ODD: tuple[Any, ...] = (
     None,
     True,

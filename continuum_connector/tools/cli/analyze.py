@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from continuum_connector.tools.analysis.source import Source
-from continuum_connector.tools.analysis.summary import Row, Summary, rows
+from continuum_connector.tools.analysis.summary import LEVELS, NUM_WORST, Row, Summary, rows
 from continuum_connector.tools.analysis.words import seconds
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
@@ -22,10 +22,11 @@ def analyze(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for programs.")] = False,
 ) -> None:
-    """Put traces into numbers: JCT, hits, pins, copies, regret.
+    """Put traces into numbers: JCT, hits, pins, copies, regret, steps.
 
     Several traces are columns of one table, to compare policies. Regret is what a decision
-    lost against the best alternative, now that we know when the program came back.
+    lost against the best alternative, now that we know when the program came back. Where
+    trace_steps_s was set, the engine's steps are plotted over time.
     """
     summaries, columns = [], []
     for source in map(Source, traces):
@@ -48,6 +49,12 @@ def analyze(
         if summary.worst:
             console.print()
             console.print(_worst(name, summary))
+        if summary.steps["now"]:
+            parts = moments(summary)
+            console.print()
+            console.print(_plot(name, summary, parts, console.options.ascii_only))
+            console.print()
+            console.print(_busiest(name, parts))
 
 
 def summarize(source: Source) -> Summary:
@@ -68,9 +75,9 @@ def _names(traces: list[Path]) -> list[str]:
     return [str(path) for path in traces]
 
 
-def _grid(title: str | None, *columns: str) -> Table:
+def _grid(title: str | None, *columns: str, **how: Any) -> Table:
     """A table; a column whose name begins with > is of numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    made = Table(title=title, title_justify="left", title_style="bold", show_edge=False, **how)
     for name in columns:
         justify: Any = "right" if name.startswith(">") else "left"
         made.add_column(name.removeprefix(">"), justify=justify, overflow="fold")
@@ -100,4 +107,63 @@ def _worst(name: str, summary: Summary) -> Table:
         if one.seconds > 0.0:
             cells = (str(one.turn), one.decision, one.best, seconds(one.seconds))
             made.add_row(shown(one.program), *cells)
+    return made
+
+
+# --- the engine's steps ---------------------------------------------------------------------
+WIDTH, HEIGHT = 48, 2  # of a plot, in characters: with names and numbers it fits 80 columns
+BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .,-~=+*#"
+
+Moment = dict[str, float]
+
+
+def moments(summary: Summary) -> list[Moment]:
+    """The time of the steps in WIDTH equal parts, each with the extremes of its steps: of free
+    blocks the fewest, of all else the most; empty without a step. `after`: when it began, in
+    seconds."""
+    made: list[Moment] = [{} for _ in range(WIDTH)]
+    times = summary.steps["now"]
+    first, each_s = min(times), (max(times) - min(times)) / WIDTH or 1.0
+    for i, now in enumerate(times):
+        place = min(WIDTH - 1, int((now - first) / each_s))
+        moment = made[place]
+        moment["after"] = place * each_s
+        for name in LEVELS:
+            value = summary.steps[name][i]
+            worse = min if name == "free_blocks" else max
+            moment[name] = worse(moment.get(name, value), value)
+    return made
+
+
+def _plot(name: str, summary: Summary, found: list[Moment], is_ascii: bool) -> Table:
+    """Each level over time, from 0 to its most, if it was ever above 0."""
+    span_s = max(summary.steps["now"]) - min(summary.steps["now"])
+    each = f"the worst step of each {seconds(span_s / WIDTH)}"
+    title = f"Steps: {shown(name)}, {seconds(span_s)}, {each}"
+    made = _grid(title, "", ">", "", box=None, show_header=False, pad_edge=False)
+    for level, label in LEVELS.items():
+        if top := max(summary.steps[level]):
+            scale = seconds(top) if level == "hook_max_s" else f"{top:,.0f}"
+            drawn = _drawn([each.get(level) for each in found], top, is_ascii)
+            made.add_row(label, f"{scale}\n0", drawn)
+    return made
+
+
+def _drawn(values: list[float | None], top: float, is_ascii: bool) -> str:
+    """Bars of an eighth of a line and more; none where there was no step."""
+    bars, most = ASCII_BARS if is_ascii else BARS, 8 * HEIGHT - 1
+    heights = [0 if v is None else 1 + round(v / top * most) for v in values]
+    lines = ((bars[min(8, max(0, h - 8 * n))] for h in heights) for n in reversed(range(HEIGHT)))
+    return "\n".join(map("".join, lines))
+
+
+def _busiest(name: str, found: list[Moment]) -> Table:
+    """The moments in which most turns waited; of equals, in which fewest blocks were free."""
+    levels = ("waiting", "running", "free_blocks", "pinned_blocks", "hook_max_s")
+    columns = ("after", *(LEVELS[each] for each in levels))
+    made = _grid(f"Busiest moments: {shown(name)}", *(f">{each}" for each in columns))
+    some = filter(None, found)
+    for one in sorted(some, key=lambda each: (-each["waiting"], each["free_blocks"]))[:NUM_WORST]:
+        numbers = (f"{one[each]:,.0f}" for each in levels[:-1])
+        made.add_row(seconds(one["after"]), *numbers, seconds(one["hook_max_s"]))
     return made
