@@ -20,7 +20,8 @@ def test_blocks_fall_and_recover_turns_run_and_hooks_take_time(
     path = tmp_path / "trace.jsonl"
     connector = {"policy": "fixed_ttl", "ttl_s": 50, "dram_bytes": DRAM_BYTES}
     connector |= {"trace_path": str(path), "trace_steps_s": 0.001}
-    server = server_factory("steps", num_blocks=NUM_BLOCKS, connector=connector)
+    time_to_end = ("--shutdown-timeout", "60")  # or the last lines may be lost
+    server = server_factory("steps", num_blocks=NUM_BLOCKS, connector=connector, args=time_to_end)
     play_at_once(server, dialogs(4, rounds=3, first=400, tool=100))
     reset(server)
     ask(server, "completions", ["the end"], 2, job_id="last", **last())
