@@ -79,7 +79,7 @@ class Summary:
         self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self.saved_s = self.lost_s = 0.0
         self.worst: list[Costly] = []  # a heap
-        # What `steps` records say, a number of each in each: 80 bytes a record.
+        # What `steps` records say, a number of each in each: 96 bytes a record.
         self.steps = {name: array("d") for name in ("now", "steps", "hook_s", *LEVELS)}
         self._programs: OrderedDict[str, _Program] = OrderedDict()
 
