@@ -145,11 +145,11 @@ class WorkerDisk:
 
     def follow(self, report: WorkerReport) -> None:
         """Take over the file once it is open, then what a restart finds; check it once a second."""
-        if self._is_given_up:
+        if not self.is_due:
             return
         if self._file is None:
-            if self._opened is not None:
-                self._take(self._opened, report)
+            assert self._opened is not None
+            self._take(self._opened, report)
             return
         if not self._is_scanned:
             self._scan(self._file, report)

@@ -16,7 +16,7 @@ import numpy as np
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.tiers.below import Below
-from continuum_connector.scheduler.tiers.eviction import AHEAD, EvictionOrder, Rank, Standing, Worth
+from continuum_connector.scheduler.tiers.eviction import EvictionOrder, Rank, Standing, Worth
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     TICKET_BYTES,
@@ -149,7 +149,7 @@ class SlotClaims:
         """Yield what is worth no more than `own`. With `tails_first`, tails that are kept below
         leave before everything else that is live and not lent, even those of a few chains that are
         worth more, unless they are needed soon."""
-        order = self.order.victims(chain, rank, is_ahead=own is AHEAD)
+        order = self.order.victims(chain, rank, is_ahead=own.standing is Standing.AHEAD)
         if tails_first:
             live: list[tuple[Worth, Chain]] = []
             for worth, victim in order:
