@@ -47,8 +47,8 @@ def register():
     native.Tuning = functools.partial(native.Tuning, **trunks)
 """
 NUM_BLOCKS = 257  # the longest context, and the null block
-MBPS = 4  # 75 ms for a block
-# Its second turn stores 63 blocks, which takes 5 s.
+MBPS = 2  # 150 ms for a block
+# Its second turn stores 63 blocks, which takes 9 s.
 WRITER = Dialog("writer", tokens_of(640, "writer"), [tokens_of(2000, "what it read")])
 
 
@@ -129,7 +129,7 @@ def test_the_context_ends_amid_copies_and_the_server_lives(
     assert server.metric("continuum:dram_capacity_blocks") == 0
     num_loads, num_stores = failed(server)
     print(f"\n{num_loads:.0f} loads and {num_stores:.0f} stores failed")
-    assert num_loads >= 2
+    assert num_loads >= 1  # how many are in flight by then, the machine's load decides
     assert num_stores == 1
     assert server.metric("continuum:transfer_failures_total", reason="driver") >= 2
     assert server.metric("continuum:loads_total", outcome="done") >= 1
