@@ -203,7 +203,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Any, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        if not self.is_on:
+        if self.mode is not Mode.ATTACHED:
             if self._may_serve and self.mode is Mode.ASIDE and self.ensure_bound():
                 self._step_aside(build.NOT_ATTACHED)
             return 0, False
@@ -227,7 +227,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if self.mode is Mode.ASIDE:
             return
         block_ids = blocks.get_block_ids() if num_external_tokens else ()
-        if self.is_on:
+        if self.mode is Mode.ATTACHED:
             self.side.after_alloc(request, block_ids, num_external_tokens, self._clock())
         elif num_external_tokens:  # promised before the switch (vLLM >= 0.33 starts loads late)
             self._tier.load("", request, block_ids, num_external_tokens, self._clock())

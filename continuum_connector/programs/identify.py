@@ -133,10 +133,11 @@ def _statements(
     """Every place that says something, strongest first; equal ranks keep the order given here."""
     params, xargs = _mapping(kv_transfer_params), _mapping(extra_args)
     statements = []
-    if fields := _mapping(params.get("continuum")):
-        statements.append(_continuum(fields))
-    if fields := _mapping(params.get("agent_hint")):
-        statements.append(_agent_hint(fields))
+    if params:
+        if fields := _mapping(params.get("continuum")):
+            statements.append(_continuum(fields))
+        if fields := _mapping(params.get("agent_hint")):
+            statements.append(_agent_hint(fields))
     if xargs:
         statements.append(_client(xargs))
     sessions = xargs.get("session_id"), session_id

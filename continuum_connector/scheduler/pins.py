@@ -196,9 +196,10 @@ class PinTable:
                     self._by_rank.push(key, pin)
 
     def _queue(self, pin: LivePin) -> None:
-        if pin.is_returning:
+        is_returning = pin.is_returning
+        if is_returning:
             self._by_deadline.discard(pin)
         else:
             self._by_deadline.push((pin.next_change,), pin)
-        is_last = pin.is_returning and not pin.is_wish
+        is_last = is_returning and not pin.is_wish
         self._by_rank.push((float(is_last), *pin.rank), pin)

@@ -56,7 +56,8 @@ class Records:
     def admitted(self, request: Any, turn: Turn, now: float) -> None:
         self.account.count("prompt_tokens", request.num_prompt_tokens)
         for memory, num_tokens in turn.hit_tokens.items():
-            self.account.count("hit_tokens", num_tokens, memory)
+            if num_tokens:
+                self.account.count("hit_tokens", num_tokens, memory)
         self._count_against_stock(turn)
         if self.trace.enabled:
             self.trace.record(
@@ -79,7 +80,8 @@ class Records:
             self.account.count("tokens_against_stock", num_found, "unknown")
             return
         for kept, num_tokens in against.as_dict().items():
-            self.account.count("tokens_against_stock", num_tokens, kept)
+            if num_tokens:
+                self.account.count("tokens_against_stock", num_tokens, kept)
 
     def decided(
         self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float

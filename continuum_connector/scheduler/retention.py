@@ -7,6 +7,7 @@ trace, queue order and the next wake-up always follow.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from continuum_connector.policy.base import Pin
@@ -16,7 +17,7 @@ from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
 from continuum_connector.scheduler.records import Records
-from continuum_connector.scheduler.turns import Turn
+from continuum_connector.scheduler.turns import State, Turn
 
 
 class Retention:
@@ -95,7 +96,7 @@ class Retention:
         its program had not come back.
         """
         pins = [(pin.kept.continued(hashes), pin) for pin in self.pins.of(turn.program.key)]
-        surest, pin = max(reversed(pins), key=lambda each: each[0], default=(0, None))
+        surest, pin = max(reversed(pins), key=itemgetter(0), default=(0, None))
         if pin is None or surest <= UNKNOWN:
             return False
         self.pins.expect(pin, turn)
@@ -194,8 +195,9 @@ class Retention:
 
     def _changed(self, pin: LivePin) -> None:
         """The pin changed: one waiting turn may have another place, and the next deadline may
-        differ."""
-        if pin.first_waiting is not None:
+        differ. A turn that takes the pin over runs, and vLLM is about to take it off its queue."""
+        first = pin.first_waiting
+        if first is not None and first.state is not State.RUNNING:
             for queue in self.queues:
-                queue.rerank(pin.first_waiting.request_id)
+                queue.rerank(first.request_id)
         self._waker.set(self.pins.next_deadline())

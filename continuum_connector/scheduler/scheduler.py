@@ -227,10 +227,11 @@ class SchedulerSide:
             return None, False
         turn.note_vram_hit(num_vram_tokens, self._epochs.of_hit(num_vram_tokens))
         num_tokens = self.tier.find(request, num_vram_tokens)
-        num_blocks = self.groups.least_blocks(num_tokens)
-        if num_tokens and self.bus.hold_back(turn, num_blocks, now):
+        if not num_tokens:
+            return 0, False
+        if self.bus.hold_back(turn, self.groups.least_blocks(num_tokens), now):
             return None, False
-        return num_tokens, num_tokens > 0
+        return num_tokens, True
 
     def after_alloc(
         self, request: Any, block_ids: Sequence[Sequence[int]], num_external: int, now: float

@@ -47,9 +47,10 @@ class Hooks:
     def before_step(self) -> None:
         """Do what must be done before vLLM looks at any turn of the coming step."""
         self.resets.before_step()
-        ours = self.acting
-        if self._may_load:
-            end_lost_loads(self._scheduler, ours.before_queued if ours is not None else None)
+        if self._may_load and (lost := compat.lost_loads(self._scheduler)):
+            ours = self.acting
+            before_queued = ours.before_queued if ours is not None else None
+            end_lost_loads(self._scheduler, lost, before_queued)
         self._kv_first.new_step()
         must_line_up = self.allocation.before_step()
         if self.order is not None:

@@ -24,13 +24,19 @@ class Order:
         self._ours = ours
         self._side = ours.side
         self.queues = ours.side.queues
-        self._gate, self._bus = ours.side.gate, ours.side.bus
-        self._from_below, self._adapters = ours.side.from_below, ours.side.adapters
+        self._bus = ours.side.bus
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
         # The user's own priorities rank before our order, and alone decide the victims.
         self._has_priorities = compat.preempts_by_priority(scheduler)
+        gate, below, adapters = ours.side.gate, ours.side.from_below, ours.side.adapters
+        # What hides turns on this server: most servers have nothing that does.
+        self._gate = gate if gate.is_on and not self._has_priorities else None
+        self._from_below = below if below.is_needed else None
+        self._adapters = adapters if adapters.max_loras else None
+        self._holding = [each for each in (self._gate, self._adapters) if each is not None]
+        self._hiding = [*self._holding, *([below] if below.is_needed else ())]
         self.is_on = False
         self.switch(True)
 
@@ -47,16 +53,15 @@ class Order:
     def open(self) -> None:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
-        is_anybody_hidden = len(self._gate) or len(self._from_below) or len(self._adapters)
-        if self.is_on and (is_anybody_hidden or self._bus.has_turns):
+        if self.is_on and (any(map(len, self._hiding)) or self._bus.has_turns):
             num_idle = compat.num_idle_sessions(self._scheduler)
             self._release(self._ours.let_in(num_idle=num_idle))
 
     def close(self) -> None:
         """After a step: turns at the gate, or without an adapter's place, wait because we hold
         them, so they are no backlog."""
-        if self.is_on and (len(self._gate) or len(self._adapters)):
-            held = map(self._scheduler.requests.get, chain(self._gate, self._adapters))
+        if self.is_on and any(map(len, self._holding)):
+            held = map(self._scheduler.requests.get, chain.from_iterable(self._holding))
             compat.count_no_backlog(self._scheduler, filter(None, held))
 
     def line_up(self, num_short: int) -> None:
@@ -89,13 +94,12 @@ class Order:
             for request in stock:  # they came while we were off
                 ours.before_queued(request)
             # New turns join the first queue, or the other one (<= 0.30) if they wait for a grammar.
-            gates = self._gate.is_on and not self._has_priorities
             queue = ProgramQueue(
                 rank,
-                holds=ours.holds_back if gates else None,
-                hides=self._from_below.hides if self._from_below.is_needed else None,
+                holds=ours.holds_back if self._gate is not None else None,
+                hides=self._from_below.hides if self._from_below is not None else None,
                 sets_aside=self._bus.__contains__,
-                passes_over=self._adapters.passes_over if self._adapters.max_loras else None,
+                passes_over=self._adapters.passes_over if self._adapters is not None else None,
             )
             _move(stock, queue)
             setattr(self._scheduler, name, queue)
@@ -121,15 +125,17 @@ def _move(source: Any, target: Any) -> None:
         target.add_request(source.pop_request())
 
 
-def end_lost_loads(scheduler: Any, before_queued: Callable[[Any], None] | None) -> None:
-    """Before a step, make every turn that has lost what it loaded wait like a turn without KV.
+def end_lost_loads(
+    scheduler: Any, requests: Iterable[Any], before_queued: Callable[[Any], None] | None
+) -> None:
+    """Before a step, make the turns that have lost what they loaded wait like turns without KV.
 
     Such a turn may need blocks of turns that wait with KV. vLLM lets it keep its place among them,
     where it could keep vLLM from looking at them for ever: a prompt takes more blocks of a window's
     group than its load did, and vLLM kept free only those of the load. `before_queued` names the
     program of a turn that came while we were switched off; it is None while we are.
     """
-    for request in compat.lost_loads(scheduler):
+    for request in requests:
         compat.end_load(scheduler, request)
         if before_queued is not None:
             before_queued(request)

@@ -188,6 +188,11 @@ class HostIndex:
         there = tickets[self._table.are_there(tickets)]
         return list(self._table.keys[numbers_of(there)].tolist())
 
+    def is_at(self, ticket: int, key: Key) -> bool:
+        """Whether the key is where that ticket says."""
+        number = self._numbers.get(key)
+        return number is not None and int(self._table.tickets[number]) == ticket
+
     def acquire(self, tickets: Tickets) -> Tickets:
         """Start reading; all must be READY. The slots cannot be reused meanwhile."""
         if self.still_ready(tickets) < len(tickets):

@@ -23,13 +23,14 @@ class Loans:
     def __init__(self, index: HostIndex, groups: KvGroups) -> None:
         self._index = index
         self._groups = groups
+        self._lends = groups.are_simple  # windows and states: VRAM has others than DRAM
 
     def lend(self, program: str, request: Any, num_tokens: int) -> None:
         """The program's only turn under way runs, and has the first `num_tokens` of its prompt in
         VRAM, or is about to load them. Lend it the newest of the program's chains that are about
         that."""
-        if not self._groups.are_simple:
-            return  # windows and states: VRAM has others than DRAM
+        if not self._lends:
+            return
         for chain in reversed(self._index.chains_of(program)):
             if self._is_of(chain, request.block_hashes, num_tokens):
                 self._index.order.lend(chain, request.request_id)
@@ -43,8 +44,7 @@ class Loans:
         has_it = num * self._groups.hash_size <= num_tokens and num <= len(hashes)
         if not has_it:
             return False
-        last = block_key(hashes[num - 1], 0)
-        return self._index.keys_of(chain.tickets[num - 1 : num]) == [last]
+        return self._index.is_at(int(chain.tickets[num - 1]), block_key(hashes[num - 1], 0))
 
     def take_back(self, program: str) -> None:
         """The turn does not run any more, or is not alone: nothing more leaves for it."""

@@ -304,9 +304,13 @@ class Deadlines:
     def step(self, now: float) -> Transfer | None:
         """Called once a step: cancel what is late; return a transfer that hangs, each only once."""
         self._num_steps += 1
-        while self._by_age and self._is_over(self._by_age[0], now):
-            transfer = self._by_age.popleft()
-            if transfer.id in self._ledger:
+        while self._by_age:
+            transfer = self._by_age[0]
+            is_under_way = transfer.id in self._ledger
+            if is_under_way and now - transfer.admitted <= self._timeout_s:
+                break
+            self._by_age.popleft()
+            if is_under_way:
                 self._ledger.cancel(transfer)
                 self._cancelled.append((transfer, now, self._num_steps))
         while self._cancelled:
@@ -318,6 +322,3 @@ class Deadlines:
             if transfer.id in self._ledger:
                 return transfer
         return None
-
-    def _is_over(self, transfer: Transfer, now: float) -> bool:
-        return transfer.id not in self._ledger or now - transfer.admitted > self._timeout_s
