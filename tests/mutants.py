@@ -58,6 +58,20 @@ MUTANTS = (
         "tests/vllm/test_pressure.py",
     ),
     Mutant(
+        "calls that are over: what a sampled prompt has is taken for what several begin with",
+        "scheduler/decisions.py",
+        "        if 0 < num_found < bisect_right(blocks.ends, request.num_prompt_tokens - 1):\n",
+        "        if num_found:\n",
+        "tests/vllm/test_equal_prompts.py",
+    ),
+    Mutant(
+        "calls that are over: each adds to what its name's own turns left",
+        "scheduler/decisions.py",
+        "        if turn.number == 1 and isinstance(choice.decision, Free):\n",
+        "        if isinstance(choice.decision, Free):\n",
+        "tests/vllm/test_equal_prompts.py",
+    ),
+    Mutant(
         "pins: those that freed too little end beside the one that sufficed",
         "scheduler/room.py",
         "                self._holds.restore(pin.hold)\n                spared.append(pin)\n",

@@ -5,6 +5,7 @@ The policy sees a snapshot: the state of VRAM, DRAM and the queue at this moment
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from continuum_connector.observe.account import Account
 from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,
+    Free,
     Offload,
     Pin,
     Snapshot,
@@ -78,7 +80,17 @@ class Decisions:
         if finished.is_last and not turn.is_stray:
             self._retention.supersede(request, turn.program, PinEnd.PROGRAM_DONE, now)
             self._tier.demote(key, blocks, request)
+        if turn.number == 1 and isinstance(choice.decision, Free):
+            self._keep_shared(turn, request, blocks, now)
         return choice
+
+    def _keep_shared(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
+        """Store what the program's only turn, of which nothing else is kept, found and then
+        departed from: two prompts begin with it, so others may. A prompt of which all was found is
+        one that was sent twice."""
+        num_found = bisect_right(blocks.ends, sum(turn.hit_tokens.values()))
+        if 0 < num_found < bisect_right(blocks.ends, request.num_prompt_tokens - 1):
+            self._tier.store(turn.program.key, blocks.only(range(num_found)), now, request)
 
     def _fitting(self, choice: Choice, finished: FinishedTurn) -> Choice:
         if isinstance(choice.decision, Pin) and finished.num_blocks > self._retention.budget:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.common.known_costs import know
 from continuum_connector.toolcalls.asked import Asked, Ending
-from tests.vllm.harness import Engine
+from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import check, tiered, total
 
 COSTS: dict[str, Any] = {"prefill": [0.0, 1e-2, 0.0, 0.0, 0.0], "load": [0.0, 1e-6]}
@@ -40,15 +40,18 @@ def found(engine: Engine, since: int) -> int:
     return sum(sum(engine.cached[each]) for each in turns if int(each.partition(".")[2]) >= since)
 
 
-def beside_one_shots(num_samples: int) -> Engine:
-    """Two agents, and prompts that are sent so many times each and never come back."""
+def beside_one_shots(num_samples: int, are_last: bool = False) -> Engine:
+    """Two agents, and prompts that are sent so many times each and never come back. `are_last`:
+    their clients name them, and say so."""
     engine = engine_of(60, 300)
     for turn in range(10):
         for agent in range(2):
             turn_of(engine, agent, turn)
         for number in range(6 * turn, 6 * turn + 6):
             for sample in range(num_samples):
-                engine.add(f"f{number}.{sample}", 400, 2, seed=1000 + number)
+                name = f"f{number}.{sample}"
+                said = {"program": name, "final": True} if are_last else {}
+                engine.add(name, 400, 2, seed=1000 + number, **said)
             engine.run_until_idle()
             engine.idle(2.0)
     check(engine)
@@ -59,6 +62,12 @@ def test_agents_find_as_much_beside_prompts_that_are_sampled_four_times() -> Non
     one, four = beside_one_shots(1), beside_one_shots(4)
     assert found(one, 3) == found(four, 3) > 6000
     assert total(four, "dram_refused_blocks") == 0
+
+
+def test_a_prompt_that_is_sampled_is_not_one_that_several_begin_with() -> None:
+    one, four = beside_one_shots(1, are_last=True), beside_one_shots(4, are_last=True)
+    assert found(one, 3) == found(four, 3) > 6000
+    assert total(one, "stored_blocks") == total(four, "stored_blocks") > 0
 
 
 @pytest.mark.parametrize("said", [{"group_size": 65_536}, {"group": "g", "group_size": 65_536}])
@@ -100,3 +109,62 @@ def test_samples_of_a_prompt_lie_in_dram_once_and_find_it_there() -> None:
     # A block is in DRAM once, whoever left it: 25 of the prompt, and 57 of each of the six others.
     assert [engine.cached[f"s{number}"] for number in range(3)] == [(0, 0), (0, 384), (0, 384)]
     assert engine.connector.side.tier.index.num_ready <= 25 + 6 * 57
+
+
+# --- calls that are over at once ------------------------------------------------------------------
+SHARED = 400  # tokens with which each of them begins: 25 blocks
+
+
+def call(engine: Engine, name: str, number: int, **said: Any) -> None:
+    """One call: what all begin with, then text of its own. Then others sweep VRAM."""
+    own = prompt(160, seed=900 + number)
+    engine.add(name, prompt(SHARED, seed=7) + own, 4, **said)
+    engine.run_until_idle()
+
+
+def sweep(engine: Engine) -> None:
+    for number in range(2):
+        engine.add(f"x{len(engine.cached)}.{number}", 900, 2, seed=50 + number)
+        engine.run_until_idle()
+
+
+def num_stored(engine: Engine, program: str) -> int:
+    """Blocks of DRAM that the program's chains claim."""
+    order = engine.connector.side.tier.index.order
+    return sum(len(chain.tickets) for chain in order if chain.program.endswith(program))
+
+
+def test_what_calls_that_are_over_at_once_begin_with_outlasts_vram() -> None:
+    engine = engine_of(80, 400)
+    for number in range(2):
+        call(engine, f"s{number}", number, program=f"s{number}", final=True)
+    sweep(engine)
+    call(engine, "s2", 2, program="s2", final=True)
+    # The first found nothing, so nothing says that others begin like it.
+    assert [engine.cached[f"s{number}"] for number in range(3)] == [(0, 0), (400, 0), (0, 400)]
+    # And nobody keeps what a call said alone.
+    assert [num_stored(engine, f"s{number}") for number in range(3)] == [0, 25, 25]
+    check(engine)
+
+
+def test_a_call_without_a_name_that_nobody_expects_back_leaves_what_it_shares() -> None:
+    engine = engine_of(80, 400)
+    for number in range(2):
+        call(engine, f"s{number}", number, extra_args={"is_last_step": 1})
+    sweep(engine)
+    call(engine, "s2", 2)
+    assert [engine.cached[f"s{number}"] for number in range(3)] == [(0, 0), (400, 0), (0, 400)]
+
+
+def test_a_last_call_under_a_name_in_use_leaves_its_program_as_it_was() -> None:
+    """Else 64 such calls would take the place of what the program's own turns left."""
+    engine = engine_of(120, 400)
+    turn_of(engine, 0, 0)
+    before = num_stored(engine, "agent0")
+    assert before
+    call(engine, "s0", 0, program="other", final=True)
+    for number in range(1, 4):
+        call(engine, f"s{number}", number, program="agent0", final=True)
+        assert engine.cached[f"s{number}"] == (400, 0)
+    assert num_stored(engine, "agent0") == before
+    check(engine)
