@@ -67,8 +67,8 @@ MUTANTS = (
     Mutant(
         "calls that are over: each adds to what its name's own turns left",
         "scheduler/decisions.py",
-        "        if turn.number == 1 and isinstance(choice.decision, Free):\n",
-        "        if isinstance(choice.decision, Free):\n",
+        "        if turn.number == 1 and isinstance(choice.decision, Free) and",
+        "        if isinstance(choice.decision, Free) and",
         "tests/vllm/test_equal_prompts.py",
     ),
     Mutant(

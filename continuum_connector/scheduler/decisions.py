@@ -43,12 +43,16 @@ class Decisions:
         retention: Retention,
         tier: Tier,
         records: Records,
+        has_prefixes: bool,
     ) -> None:
+        """`has_prefixes`: a part of a chain is found without the rest, as with one group of full
+        attention; of windows and states a turn that is over has only its end's."""
         self._decider = decider
         self._snapshots = snapshots
         self._retention = retention
         self._tier = tier
         self._records = records
+        self._has_prefixes = has_prefixes
 
     def keep(
         self, turn: Turn, request: Any, blocks: ChainBlocks, end: TurnEnd, now: float
@@ -80,7 +84,7 @@ class Decisions:
         if finished.is_last and not turn.is_stray:
             self._retention.supersede(request, turn.program, PinEnd.PROGRAM_DONE, now)
             self._tier.demote(key, blocks, request)
-        if turn.number == 1 and isinstance(choice.decision, Free):
+        if turn.number == 1 and isinstance(choice.decision, Free) and self._has_prefixes:
             self._keep_shared(turn, request, blocks, now)
         return choice
 

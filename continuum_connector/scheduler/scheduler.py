@@ -140,7 +140,12 @@ class SchedulerSide:
             self._pool, self.retention, self.tier, decider.costs, self.turns, self.bus
         )
         self._decisions = Decisions(
-            decider, self.snapshots, self.retention, self.tier, self.records
+            decider,
+            self.snapshots,
+            self.retention,
+            self.tier,
+            self.records,
+            self.groups.are_simple,
         )
 
     # --- arrival ----------------------------------------------------------------------

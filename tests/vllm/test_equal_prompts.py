@@ -168,3 +168,12 @@ def test_a_last_call_under_a_name_in_use_leaves_its_program_as_it_was() -> None:
         assert engine.cached[f"s{number}"] == (400, 0)
     assert num_stored(engine, "agent0") == before
     check(engine)
+
+
+@pytest.mark.parametrize("groups", ["full", "hybrid", "state"])
+def test_of_windows_and_states_no_part_is_kept_that_no_turn_could_go_on_from(groups: str) -> None:
+    engine = engine_of(200, 400, groups=groups)
+    for number in range(3):
+        call(engine, f"s{number}", number, program=f"s{number}", final=True)
+    assert (total(engine, "stored_blocks") > 0) == (groups == "full")
+    check(engine)
