@@ -213,7 +213,6 @@ THINKING = {
     "<|content_thinking|>": "<|content_text|>",
     "<|channel|>analysis<|message|>": "<|end|><|start|>",
 }
-_TAG = _any(*map(re.escape, [*THINKING, *THINKING.values()]))
 # A call ends the thinking where it does in vLLM (vllm/parser/qwen3.py, glm47_moe.py, mistral.py,
 # minimax_m2.py, kimi_k2.py, seed_oss.py, deepseek_v4.py). Its other parsers go on thinking.
 _ENDING_CALL = re.compile(
@@ -230,16 +229,13 @@ def spoken(text: str) -> tuple[str, bool]:
     """What follows the thinking, and whether the text ends inside it: then, from the first call on
     that may have ended it, which counts only if it is finished, as the model may only be thinking
     about it. The opening tag is not needed: chat templates often put it into the prompt."""
-    begin, opened = 0, -1
-    for tag in _TAG.finditer(text):
-        if tag[0] not in THINKING:
-            begin, opened = tag.end(), -1
-        elif opened < 0:
-            opened = tag.end()
-    if opened < 0:
-        return text[begin:], False
-    call = _ENDING_CALL.search(text, opened)
-    return text[call.start() :] if call else "", True
+    closed = [text.rfind(tag) + len(tag) for tag in THINKING.values() if tag in text]
+    said = text[max(closed, default=0) :]
+    opened = [said.find(tag) + len(tag) for tag in THINKING if tag in said]
+    if not opened:
+        return said, False
+    call = _ENDING_CALL.search(said, min(opened))
+    return said[call.start() :] if call else "", True
 
 
 def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Asked:
