@@ -10,6 +10,7 @@ never raises.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from itertools import groupby, islice
 from typing import Any
 
@@ -164,11 +165,22 @@ def _read_members(text: str, at: int) -> tuple[Any, int, bool]:
     return found or text[at:], len(text), False
 
 
-def _read(opened: re.Match[str], text: str, sure: bool) -> tuple[list[Call], int]:
-    """The calls that begin here, and where they end. `sure`: a marker says that they are calls.
-    Without one, an object must have a name and arguments to be one."""
+def _calls(text: str, begins: re.Pattern[str]) -> Iterator[tuple[re.Match[str], list[Call], int]]:
+    """What begins a call, the calls that it begins, and where they end."""
+    at = num_false = 0
+    while num_false < MAX_TRIES and (opened := begins.search(text, at)):
+        found, at = _read(opened, text)
+        num_false += not found
+        yield opened, found, at
+
+
+def _read(opened: re.Match[str], text: str) -> tuple[list[Call], int]:
+    """The calls that begin here, and where to look for more. Without a marker, an object must have
+    a name and arguments to be a call."""
     calls: list[Call] = []
-    at = opened.end()
+    at, sure = opened.end(), opened.re is _MARKED
+    if sure and opened.lastgroup:
+        return [("", {"command": opened["script"]}, opened["fence"] is not None)], at
     if name := next(filter(None, opened.groups()), None):
         at = len(text) - len(text[at:].lstrip())
         read = read_value if text.startswith("{", at) else _read_members
@@ -179,7 +191,7 @@ def _read(opened: re.Match[str], text: str, sure: bool) -> tuple[list[Call], int
         if not (found := _calls_in(value, is_whole, sure)):
             break
         calls += found
-    return calls, at
+    return calls, at if calls or not sure else opened.end()
 
 
 def _calls_in(value: Any, is_whole: bool, sure: bool) -> list[Call]:
@@ -213,7 +225,6 @@ THINKING = {
     "<|content_thinking|>": "<|content_text|>",
     "<|channel|>analysis<|message|>": "<|end|><|start|>",
 }
-_TAG = _any(*map(re.escape, [*THINKING, *THINKING.values()]))
 # A call ends the thinking where it does in vLLM (vllm/parser/qwen3.py, glm47_moe.py, mistral.py,
 # minimax_m2.py, kimi_k2.py, seed_oss.py, deepseek_v4.py). Its other parsers go on thinking.
 _ENDING_CALL = re.compile(
@@ -230,16 +241,13 @@ def spoken(text: str) -> tuple[str, bool]:
     """What follows the thinking, and whether the text ends inside it: then, from the first call on
     that may have ended it, which counts only if it is finished, as the model may only be thinking
     about it. The opening tag is not needed: chat templates often put it into the prompt."""
-    begin, opened = 0, -1
-    for tag in _TAG.finditer(text):
-        if tag[0] not in THINKING:
-            begin, opened = tag.end(), -1
-        elif opened < 0:
-            opened = tag.end()
-    if opened < 0:
-        return text[begin:], False
-    call = _ENDING_CALL.search(text, opened)
-    return text[call.start() :] if call else "", True
+    closed = [text.rfind(tag) + len(tag) for tag in THINKING.values() if tag in text]
+    said = text[max(closed, default=0) :]
+    opened = [said.find(tag) + len(tag) for tag in THINKING if tag in said]
+    if not opened:
+        return said, False
+    call = _ENDING_CALL.search(said, min(opened))
+    return said[call.start() :] if call else "", True
 
 
 def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Asked:
@@ -253,8 +261,18 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
         text, headless = text[-MAX_CHARS:], True
     aloud, in_thinking = spoken(DECORATED.sub(r"<\1\2\3>", text))
     truncated = truncated or in_thinking
-    calls, blocks = _calls(aloud)
-    calls = calls or blocks or _unmarked("\n" + aloud)
+    calls: list[Call] = []
+    blocks: list[Call] = []
+    for opened, found, _ in _calls(aloud, _MARKED):
+        (blocks if opened.lastgroup else calls).extend(found)
+        if len(calls) >= MAX_CALLS:
+            break
+    lines = "" if calls or blocks else "\n" + aloud
+    for opened, unmarked, at in _calls(lines, _UNMARKED):
+        if unmarked and (opened.lastgroup is None or lines[at:].lstrip()[:1] in ("", "<")):
+            calls = unmarked  # an agent runs no more than one action
+            break
+    calls = calls or blocks
     runs = [what_runs(*c[:2]) for c in calls[:MAX_CALLS] if c[2] or not truncated]
     if tools := dict.fromkeys(name for names, _ in runs for name in names):
         ending = Ending.LAST if any(is_last for _, is_last in runs) else Ending.CALLS
@@ -265,33 +283,3 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
         return Asked(Ending.CALLS, in_blocks=end["block"] is not None)
     begun = [opened.end() for opened in _BEGUN.finditer(aloud)]
     return CUT if begun and _UNNAMED.match(aloud, begun[-1]) else ANSWER
-
-
-def _calls(text: str) -> tuple[list[Call], list[Call]]:
-    """The calls outside shell blocks, and the blocks."""
-    calls: list[Call] = []
-    blocks: list[Call] = []
-    at = num_false = 0
-    while len(calls) < MAX_CALLS and num_false < MAX_TRIES and (opened := _MARKED.search(text, at)):
-        at = opened.end()
-        if opened.lastgroup:
-            blocks.append(("", {"command": opened["script"]}, opened.lastgroup == "fence"))
-            continue
-        found, end = _read(opened, text, sure=True)
-        if found:
-            calls, at = calls + found, end
-        else:
-            num_false += 1
-    return calls, blocks
-
-
-def _unmarked(text: str) -> list[Call]:
-    """The first of what UNMARKED has: an agent runs no more than one action."""
-    at = 0
-    for _ in range(MAX_TRIES):
-        if (opened := _UNMARKED.search(text, at)) is None:
-            break
-        calls, at = _read(opened, text, sure=False)
-        if calls and (opened.lastgroup is None or text[at:].lstrip()[:1] in ("", "<")):
-            return calls
-    return []

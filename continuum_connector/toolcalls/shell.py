@@ -127,5 +127,4 @@ def _commands(script: str) -> Iterator[tuple[str, bool]]:
             for mark in heredocs[:MAX_HEREDOCS] if text == "\n" else ():
                 end = re.compile(rf"^\t*{mark}(?:\n|\Z)", re.MULTILINE).search(script, at)
                 at, heredocs = end.end() if end else len(script), []
-    if line:
-        yield line, is_piped
+    yield line, is_piped
