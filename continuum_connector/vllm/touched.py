@@ -73,7 +73,7 @@ v1.request:RequestStatus | nothing | vllm/hooks.py | none yet: "this session end
   WAITING_FOR_STREAMING_REQ FINISHED_STOPPED
 lora.request:LoRARequest | all | scheduler/adapters.py, vllm/kv_events.py | -
   adapter_id name path
-lora.request:LoRARequest | tier | vllm/worker_calls.py, vllm/loras.py | -
+lora.request:LoRARequest | tier | vllm/worker_calls.py | -
   lora_name lora_path lora_int_id
 lora.request:LoRARequest | nothing | vllm/worker_calls.py | -
   load_inplace
