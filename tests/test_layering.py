@@ -120,9 +120,8 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "worker": {"messages", "config", "files"},
     "vllm/proven": {"scheduler/kv_groups"},
     "vllm/node": {"dram"},
-    "vllm/release": set(),
     "vllm/touched": set(),
-    "vllm/probe": {"vllm/release", "vllm/touched"},
+    "vllm/probe": {"vllm/touched"},
     "mode": set(),
     "vllm/coordinator": {"scheduler", "scheduler/kv_groups"},
     "vllm/served": {
@@ -172,7 +171,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
             "switch",
         ),
         *("observe/account", "observe/metrics"),
-        *("vllm/compat", "vllm/coordinator", "vllm/release"),
+        *("vllm/compat", "vllm/coordinator", "vllm/probe"),
     },
     "vllm/hooks": {
         *("vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"),
@@ -181,9 +180,9 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/attach": {
         *("connector", "config", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
         "vllm/probe",
-        *("vllm/proven", "vllm/release", "switch", "observe/trace", "dram"),
+        *("vllm/proven", "switch", "observe/trace", "dram"),
     },
-    "vllm/plugin": {"vllm/attach", "vllm/release"},
+    "vllm/plugin": {"vllm/attach", "vllm/probe"},
     "tools/analysis": {"observe/trace", "forecast", "sizes"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
