@@ -122,7 +122,6 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/node": {"dram"},
     "vllm/touched": set(),
     "vllm/probe": {"vllm/touched"},
-    "mode": set(),
     "vllm/coordinator": {"scheduler", "scheduler/kv_groups"},
     "vllm/served": {
         *("config", "dram", "scheduler/kv_groups"),
@@ -161,15 +160,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("observe/account", "observe/metrics", "vllm/worker_calls", "vllm/probe"),
     },
     "connector": {
-        *(
-            "worker_hooks",
-            "build",
-            "mode",
-            "messages",
-            "scheduler",
-            "costs",
-            "switch",
-        ),
+        *("worker_hooks", "build", "messages", "scheduler", "costs", "switch"),
         *("observe/account", "observe/metrics"),
         *("vllm/compat", "vllm/coordinator", "vllm/probe"),
     },
