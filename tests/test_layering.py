@@ -179,7 +179,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
         *("config", "named", "files", "worker", "switch", "dram", "memory", "sizes"),
-        *("switch_endpoint", "epoch_endpoint", "program_endpoint", "endpoints"),
+        *("switch_endpoint", "epoch_endpoint", "program_endpoint"),
     },
     "tools/cli": {
         *("tools/analysis", "tools/checks"),
