@@ -243,15 +243,17 @@ def _switch(machine: Machine, path: str) -> Line:
 
 def _endpoint_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Does each endpoint have its key?"""
-    switch = PurePath(machine.environ.get(SWITCH_PATH, ""))
-    for kind, subject, does in (
-        (SwitchEndpoint, "switch endpoint", f"reads and writes {switch}"),
-        (EpochEndpoint, "epoch endpoint", "begins an epoch"),
-        (ProgramEndpoint, "program endpoint", "ends a program"),
+    who = "for who has the key"
+    file = PurePath(machine.environ.get(SWITCH_PATH, ""))
+    switches = f"{SwitchEndpoint.path} reads and writes {file}, {who}"
+    for kind, line in (
+        (SwitchEndpoint, ok("switch endpoint", switches)),
+        (EpochEndpoint, ok("epoch endpoint", f"{EpochEndpoint.path} begins an epoch, {who}")),
+        (ProgramEndpoint, ok("program endpoint", f"{ProgramEndpoint.path} ends a program, {who}")),
     ):
         if kind.name() in plan.middleware:
             try:
                 kind.read_key(machine.environ)
-                yield ok(subject, f"{kind.path} {does}, for who has the key")
+                yield line
             except ConfigError as why:
-                yield error(subject, *str(why).split("; ", 1))
+                yield error(line.subject, *str(why).split("; ", 1))
