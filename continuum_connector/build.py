@@ -40,10 +40,8 @@ from continuum_connector.vllm import (
     proven,
     resets,
     served,
-    tables,
 )
 from continuum_connector.vllm.kv_events import KvEventFactory
-from continuum_connector.vllm.shadow import Shadow
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
 from continuum_connector.worker.layout import Layout, read_layout
@@ -136,6 +134,7 @@ def scheduler_side(
     sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, groups.scheduler_size, memory.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
+    stock = coordinator.stock_beside(pool, found, groups)
     parts = Parts(
         decider=decider,
         pool=pool,
@@ -144,12 +143,12 @@ def scheduler_side(
         make_tier=functools.partial(
             make_tier, memory, disk, groups, traffic, account, _tier_events(vllm_config)
         ),
-        records=Records(account, trace, decider.away, tables.stock_beside(pool, found, groups)),
+        records=Records(account, trace, decider.away, stock),
         waker=Waker(wake) if wake is not None else NoWaker(),
         stop_strings=StopStrings(tokenizer),
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
         is_vram_empty=functools.partial(resets.is_empty, pool),
-        pop_blocks=tables.popper(found, groups) if served.is_alone(vllm_config) else None,
+        pop_blocks=coordinator.popper(found, groups) if served.is_alone(vllm_config) else None,
     )
     return SchedulerSide(config, parts)
 
@@ -166,7 +165,7 @@ def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any, found: Any) -> Kv
     if groups.are_simple and not rule.num_proof_tokens:
         return groups
     own = None if groups.are_simple else rule
-    return groups.asking(own, Shadow(found, pool), rule.num_proof_tokens)
+    return groups.asking(own, coordinator.Shadow(found, pool), rule.num_proof_tokens)
 
 
 def _decider(

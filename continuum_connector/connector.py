@@ -6,6 +6,7 @@ one, at tensor parallel size 1 on a GPU), so nothing is shared between them but 
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -19,13 +20,11 @@ from continuum_connector import build
 from continuum_connector.costs.costs import Costs
 from continuum_connector.costs.prefill import StepClock
 from continuum_connector.messages import StepPlan, WorkerReport
-from continuum_connector.mode import Mode
 from continuum_connector.observe.account import timed
 from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
-from continuum_connector.vllm import compat, coordinator
-from continuum_connector.vllm.release import release
+from continuum_connector.vllm import compat, coordinator, probe
 from continuum_connector.worker_hooks import StepMetadata, WorkerHooks, WorkerMetadata
 
 if TYPE_CHECKING:
@@ -36,6 +35,14 @@ logger = compat.logger(__name__)
 # A scrape comes every few seconds, a step every few ms.
 TELL_EVERY_S = 1.0
 NO_ORDERS = StepMetadata(StepPlan())
+
+
+class Mode(enum.Enum):
+    """What the connector is to vLLM's scheduler; every hook of the scheduler half asks it first."""
+
+    ASIDE = "aside"  # a worker, or this server cannot use us: there is no scheduler half
+    OFF = "off"  # an operator said so (`switch_path`): only what was promised is kept
+    ATTACHED = "attached"  # vLLM's scheduler is our subclass of it
 
 
 class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
@@ -124,7 +131,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def ensure_bound(self) -> bool:
         """Call once vLLM's scheduler is built: if it has bound no blocks to us, we step aside."""
         if self.side is None and self._may_serve:
-            self._step_aside(build.NEVER_BOUND.format(release()))
+            self._step_aside(build.NEVER_BOUND.format(probe.release()))
         return self.side is not None
 
     def _bind(self, gpu_block_pool: Any, found: Any) -> None:

@@ -26,17 +26,6 @@ class RequestError(Exception):
         self.headers = headers
 
 
-def read_key(environ: Mapping[str, str], path: str, middleware: str) -> bytes:
-    """The operator's key with its bytes unchanged, UTF-8 or not; ConfigError if there is none."""
-    key = environ.get(ADMIN_KEY, "").strip()
-    if not key:
-        raise ConfigError(
-            f"{ADMIN_KEY} is empty, so anybody could use {path}, and the server stops; set a "
-            f"secret, or leave out `--middleware {middleware}`"
-        )
-    return os.fsencode(key)
-
-
 def engine_of(scope: Scope, so: str) -> Any:
     """vLLM's engine client, where its API server keeps it (v1/engine/async_llm.py); without one a
     RequestError with what follows (`so`)."""
@@ -48,7 +37,7 @@ def engine_of(scope: Scope, so: str) -> Any:
 
 class Endpoint(ABC):
     """Answers `path` for clients that have the key; everything else passes untouched. No server
-    starts without a key, or without anything else that `read_settings` needs."""
+    starts without what `read_key` needs."""
 
     path: ClassVar[str]
     methods: ClassVar[Mapping[str, str]]  # what each is for
@@ -57,7 +46,7 @@ class Endpoint(ABC):
         self.app = app
         self._refusal: ConfigError | None = None
         try:
-            self._key = self.read_settings(os.environ)
+            self._key = self.read_key(os.environ)
         except ConfigError as error:
             self._refusal = error
 
@@ -69,12 +58,25 @@ class Endpoint(ABC):
         else:
             await self.app(scope, receive, send)
 
+    @classmethod
+    def name(cls) -> str:
+        """What --middleware is given."""
+        return f"{cls.__module__}.{cls.__qualname__}"
+
+    @classmethod
+    def read_key(cls, environ: Mapping[str, str]) -> bytes:
+        """The operator's key with its bytes unchanged, UTF-8 or not; ConfigError if there is none,
+        or if something else is missing."""
+        key = environ.get(ADMIN_KEY, "").strip()
+        if not key:
+            raise ConfigError(
+                f"{ADMIN_KEY} is empty, so anybody could use {cls.path}, and the server stops; set "
+                f"a secret, or leave out `--middleware {cls.name()}`"
+            )
+        return os.fsencode(key)
+
     def serves(self, path: str) -> bool:
         return path == self.path
-
-    @abstractmethod
-    def read_settings(self, environ: Mapping[str, str]) -> bytes:
-        """Keep what the endpoint needs, and return the key; ConfigError if something is missing."""
 
     @abstractmethod
     async def answer(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:

@@ -16,24 +16,19 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from continuum_connector.endpoints import Endpoint, RequestError, engine_of, read_body, read_key
+from continuum_connector.endpoints import Endpoint, RequestError, engine_of, read_body
 from continuum_connector.middleware import Receive, Scope
 
-PATH = "/continuum/epoch"
 MAX_BODY_BYTES = 4096
 MAX_NAME = 200  # characters
-MIDDLEWARE = f"{__name__}.EpochEndpoint"  # what --middleware is given
 _BODY = 'send nothing, or {"name": "the weights\' name", "reset_running_requests": true}'
 
 
 class EpochEndpoint(Endpoint):
     """A PUT is a reset of vLLM's prefix cache, connector included."""
 
-    path = PATH
+    path = "/continuum/epoch"
     methods: ClassVar[Mapping[str, str]] = {"PUT": "begin an epoch"}
-
-    def read_settings(self, environ: Mapping[str, str]) -> bytes:
-        return read_key(environ, PATH, MIDDLEWARE)
 
     async def answer(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:
         name, recomputes = _read(await read_body(receive, MAX_BODY_BYTES))

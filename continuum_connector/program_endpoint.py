@@ -14,28 +14,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from continuum_connector.endpoints import Endpoint, RequestError, engine_of, path_of, read_key
+from continuum_connector.endpoints import Endpoint, RequestError, engine_of, path_of
 from continuum_connector.middleware import Receive, Scope
 from continuum_connector.vllm import attach
-
-PATH = "/continuum/programs/"
-MIDDLEWARE = f"{__name__}.ProgramEndpoint"  # what --middleware is given
 
 
 class ProgramEndpoint(Endpoint):
     """A DELETE ends the program with that key."""
 
-    path = PATH
+    path = "/continuum/programs/"
     methods: ClassVar[Mapping[str, str]] = {"DELETE": "end a program"}
 
     def serves(self, path: str) -> bool:
-        return path.startswith(PATH) and path != PATH
-
-    def read_settings(self, environ: Mapping[str, str]) -> bytes:
-        return read_key(environ, PATH, MIDDLEWARE)
+        return path.startswith(self.path) and path != self.path
 
     async def answer(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:
-        key = path_of(scope).removeprefix(PATH)
+        key = path_of(scope).removeprefix(self.path)
         client = engine_of(scope, "no program ended")
         if not attach.is_in(client.vllm_config):
             raise RequestError(

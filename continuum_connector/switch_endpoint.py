@@ -13,6 +13,7 @@ answer, and all agree. The endpoint has a key of its own (endpoints.py).
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -20,15 +21,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from continuum_connector.config import SWITCH_PATH
-from continuum_connector.endpoints import Endpoint, RequestError, read_body, read_key
+from continuum_connector.endpoints import Endpoint, RequestError, read_body
 from continuum_connector.errors import ConfigError
 from continuum_connector.middleware import App, Receive, Scope
 from continuum_connector.switch import MEANINGS, read_switch, write_switch
 
-PATH = "/continuum/switch"
 MAX_BODY_BYTES = 64
 TIMEOUT_S = 5.0  # a local file answers in less than a millisecond, a hung mount never
-MIDDLEWARE = f"{__name__}.SwitchEndpoint"  # what --middleware is given
 
 
 class SwitchEndpoint(Endpoint):
@@ -39,16 +38,24 @@ class SwitchEndpoint(Endpoint):
     of that executor.
     """
 
-    path = PATH
+    path = "/continuum/switch"
     methods: ClassVar[Mapping[str, str]] = {"GET": "read the switch", "PUT": "set it"}
 
     def __init__(self, app: App) -> None:
         super().__init__(app)
+        self._file = Path(os.environ.get(SWITCH_PATH, ""))
         self._turn = asyncio.Lock()
         self._at_file: Future[str] | None = None
 
-    def read_settings(self, environ: Mapping[str, str]) -> bytes:
-        self._file, key = read_settings(environ)
+    @classmethod
+    def read_key(cls, environ: Mapping[str, str]) -> bytes:
+        key = super().read_key(environ)
+        if not environ.get(SWITCH_PATH, ""):
+            raise ConfigError(
+                f"{SWITCH_PATH} is empty, so {cls.path} would have no file to write, and the "
+                "server stops; name the file there, and not in kv_connector_extra_config, which "
+                "the endpoint cannot see"
+            )
         return key
 
     async def answer(self, scope: Scope, receive: Receive) -> Mapping[str, Any]:
@@ -103,18 +110,6 @@ class SwitchEndpoint(Endpoint):
                 "or write the file by hand",
             ) from error
         return wanted  # not read back: that may fail although it was switched
-
-
-def read_settings(environ: Mapping[str, str]) -> tuple[Path, bytes]:
-    """Return the switch's file, and the key; ConfigError if one is missing."""
-    path, key = environ.get(SWITCH_PATH, ""), read_key(environ, PATH, MIDDLEWARE)
-    if not path:
-        raise ConfigError(
-            f"{SWITCH_PATH} is empty, so {PATH} would have no file to write, and the server stops; "
-            "name the file there, and not in kv_connector_extra_config, which the endpoint cannot "
-            "see"
-        )
-    return Path(path), key
 
 
 def _cost(wanted: str) -> str:

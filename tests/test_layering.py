@@ -49,8 +49,9 @@ NOT_OURS = {
     "engine_args_class.create_engine_config",
     "vllm/compat.py": "request.status scheduler.defer_block_free scheduler.has_mamba_layers "
     "scheduler.prefill_capacity_bound vllm_config.kv_transfer_config.kv_load_failure_policy",
-    "vllm/coordinator.py": "coordinator.find_longest_cache_hit_per_group "
-    "coordinator.remove_skipped_blocks",
+    "vllm/coordinator.py": "_coordinator.single_type_managers "
+    "coordinator.find_longest_cache_hit_per_group coordinator.remove_skipped_blocks "
+    "each.block_pool",
     "vllm/planned.py": "DEVICE.capability args.kv_transfer_config args.load_format "
     "config.cache_config.block_size config.cache_config.num_gpu_blocks "
     "config.compilation_config.mode found.hash_block_size",
@@ -62,7 +63,6 @@ NOT_OURS = {
     "platforms._current_platform platforms.vllm_version_matches_substr "
     "registry._run_in_subprocess socket.socket.connect torch.library.register_fake",
     "vllm/resets.py": "_manager.free pool.get_num_free_blocks request.num_computed_tokens",
-    "vllm/shadow.py": "_coordinator.single_type_managers each.block_pool",
     "worker/abi.py": "function.argtypes function.restype",
 }
 # Functions whose names ask, and which act: vLLM's names. It peeks into a queue only where `bool` of
@@ -120,13 +120,9 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "worker": {"messages", "config", "files"},
     "vllm/proven": {"scheduler/kv_groups"},
     "vllm/node": {"dram"},
-    "vllm/release": set(),
     "vllm/touched": set(),
-    "vllm/probe": {"vllm/release", "vllm/touched"},
-    "mode": set(),
-    "vllm/coordinator": set(),
-    "vllm/shadow": {"scheduler/kv_groups"},
-    "vllm/tables": {"scheduler", "scheduler/kv_groups"},
+    "vllm/probe": {"vllm/touched"},
+    "vllm/coordinator": {"scheduler", "scheduler/kv_groups"},
     "vllm/served": {
         *("config", "dram", "scheduler/kv_groups"),
         *("vllm/compat", "vllm/node", "vllm/proven"),
@@ -134,8 +130,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/expected": {"costs"},
-    "vllm/loras": set(),
-    "vllm/worker_calls": {"vllm/loras"},
+    "vllm/worker_calls": set(),
     "vllm/compat": {"scheduler", "costs", "named"},
     "vllm/about": {"vllm/compat", "vllm/probe"},
     "vllm/pretend": set(),
@@ -156,7 +151,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/make"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
-        *("vllm/served", "vllm/shadow", "vllm/tables", "vllm/facts", "vllm/node"),
+        *("vllm/served", "vllm/facts", "vllm/node"),
         *("vllm/probe", "vllm/touched", "vllm/resets"),
         "vllm/expected",
     },
@@ -165,17 +160,9 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("observe/account", "observe/metrics", "vllm/worker_calls", "vllm/probe"),
     },
     "connector": {
-        *(
-            "worker_hooks",
-            "build",
-            "mode",
-            "messages",
-            "scheduler",
-            "costs",
-            "switch",
-        ),
+        *("worker_hooks", "build", "messages", "scheduler", "costs", "switch"),
         *("observe/account", "observe/metrics"),
-        *("vllm/compat", "vllm/coordinator", "vllm/release"),
+        *("vllm/compat", "vllm/coordinator", "vllm/probe"),
     },
     "vllm/hooks": {
         *("vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"),
@@ -184,15 +171,15 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/attach": {
         *("connector", "config", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
         "vllm/probe",
-        *("vllm/proven", "vllm/release", "switch", "observe/trace", "dram"),
+        *("vllm/proven", "switch", "observe/trace", "dram"),
     },
-    "vllm/plugin": {"vllm/attach", "vllm/release"},
+    "vllm/plugin": {"vllm/attach", "vllm/probe"},
     "tools/analysis": {"observe/trace", "forecast", "sizes"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
         *("config", "named", "files", "worker", "switch", "dram", "memory", "sizes"),
-        *("switch_endpoint", "epoch_endpoint", "program_endpoint", "endpoints"),
+        *("switch_endpoint", "epoch_endpoint", "program_endpoint"),
     },
     "tools/cli": {
         *("tools/analysis", "tools/checks"),

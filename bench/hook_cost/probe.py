@@ -11,7 +11,6 @@ import vllm.v1.core.sched.scheduler  # noqa: F401  a server has imported it by t
 
 from bench.cli import start
 from continuum_connector.vllm import probe
-from continuum_connector.vllm.release import release
 from continuum_connector.vllm.touched import TOUCHED
 
 
@@ -24,7 +23,7 @@ def main() -> int:
         began = time.process_time()
         lacking = probe.missing()
         took.append((time.process_time() - began) * 1e3)
-    asked = f"{len(TOUCHED)} names of {release()}, of which {len(lacking)} are missing"
+    asked = f"{len(TOUCHED)} names of {probe.release()}, of which {len(lacking)} are missing"
     print(f"{asked}: {took[0]:.0f} ms of CPU at first, then {min(took):.0f} (aim: 50)")
     return 0
 

@@ -53,7 +53,7 @@ class HitRule(Protocol):
 
 
 class Lookup(Protocol):
-    """The same rule for what a load can bring (shadow.py). Its interface counts in tokens."""
+    """The same rule for what a load can bring (coordinator.py). Its interface counts in tokens."""
 
     def longest_hit(
         self, hashes: Sequence[bytes], start: int, limit: int, has: Callable[[Key], bool]

@@ -69,7 +69,7 @@ def _in_one_sentence(is_server: bool) -> Iterator[None]:
             raise SystemExit(f"ContinuumConnector: {error}") from None
         raise
     except Exception as error:
-        from continuum_connector.vllm.release import release
+        from continuum_connector.vllm.probe import release
 
         what = f"{type(error).__name__}: {error}"
         logger.warning("ContinuumConnector cannot read the config of %s (%s)", release(), what)

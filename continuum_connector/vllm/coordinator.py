@@ -1,16 +1,22 @@
-"""Coordinator: vLLM's own rule for prefix hits, asked at the end of a turn.
+"""Coordinator: vLLM's own rule for prefix hits, asked at the end of a turn and of what a load can
+bring, and the block tables of its turns.
 
-Only this file and shadow.py touch these names of v1/core/kv_cache_coordinator.py and
-v1/core/single_type_kv_cache_manager.py, which vLLM does not promise. Like compat.py, both go by
+Only this file touches these names of v1/core/kv_cache_coordinator.py and
+v1/core/single_type_kv_cache_manager.py, which vLLM does not promise. Like compat.py, it goes by
 feature.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from continuum_connector.scheduler.against_stock import CautiousStock, UnknownStock
+from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
+from continuum_connector.scheduler.stock import StockCache
 
 
 def find(pool: Any) -> Any:
@@ -349,3 +355,101 @@ class HitRule:
             for each in self._states
             if blocks[each.kv_cache_group_id]
         )
+
+
+class Shadow:
+    """The same rule, asked of blocks that lie elsewhere than in VRAM (kv_groups.py, Lookup).
+
+    It is a copy of the coordinator whose pool answers for these blocks. So a load can bring what
+    vLLM would hit if all of it were in VRAM, with full attention, windows, chunks, states, and
+    drafts that drop a block.
+    """
+
+    def __init__(self, coordinator: Any, pool: Any) -> None:
+        self._pool = _Elsewhere(pool, len(coordinator.single_type_managers))
+        self._coordinator = copy.copy(coordinator)
+        self._managers = tuple(map(copy.copy, coordinator.single_type_managers))
+        self._coordinator.single_type_managers = self._managers
+        for each in (self._coordinator, *self._managers):  # vLLM >= 0.32 asks the managers' pool
+            each.block_pool = self._pool
+
+    def longest_hit(
+        self, hashes: Sequence[bytes], start: int, limit: int, has: Callable[[Key], bool]
+    ) -> int:
+        """Return the end of the longest hit up to `limit` tokens, of which the first `start` are
+        hit in VRAM and the load `has` the rest; `start` if there is none. O(blocks of the hit).
+
+        What a longer hit needs before `start`, the hit that ends there needs, too, so vLLM has it.
+        """
+        pool = self._pool
+        pool.in_vram, pool.has = frozenset(hashes[: start // pool.hash_block_size]), has
+        _, hit, *_ = self._coordinator.find_longest_cache_hit(hashes, limit)
+        pool.in_vram, pool.has = frozenset(), _has_nothing
+        return max(start, int(hit))
+
+    def first_read(self, group: int, hit: int) -> int:
+        """The first token before `hit` for which vLLM gives a load blocks of the group
+        (allocate_external_computed_blocks). From there on, all blocks must be loaded."""
+        return max(0, int(self._managers[group].get_num_skipped_tokens(hit)))
+
+
+class _Elsewhere:
+    """The part of a BlockPool that the lookup reads. It returns null blocks, because all that
+    matters is whether a block is there."""
+
+    def __init__(self, pool: Any, num_groups: int) -> None:
+        self.null_block, self.hash_block_size = pool.null_block, pool.hash_block_size
+        self.in_vram: frozenset[bytes] = frozenset()
+        self.has: Callable[[Key], bool] = _has_nothing
+        self._suffixes = [block_key(b"", group) for group in range(num_groups)]
+
+    def get_cached_block(self, block_hash: bytes, kv_cache_group_ids: list[int]) -> Any:
+        if block_hash not in self.in_vram:
+            for group in kv_cache_group_ids:
+                if not self.has(block_hash + self._suffixes[group]):
+                    return None
+        return [self.null_block] * len(kv_cache_group_ids)
+
+
+def _has_nothing(_: Key) -> bool:
+    return False
+
+
+class Tables:
+    """The block tables of the turns that have blocks, of the first KV group, for the shadow of
+    stock vLLM (scheduler/stock.py)."""
+
+    def __init__(self, tables: Mapping[str, Sequence[Any]], num_cached: Mapping[str, int]) -> None:
+        self._tables, self._num_cached = tables, num_cached
+
+    def num_blocks(self) -> int:
+        """The sum of their lengths; a block that two turns have counts twice."""
+        return sum(map(len, self._tables.values()))
+
+    def num_blocks_of(self, request_id: str) -> int:
+        return len(self._tables.get(request_id, ()))
+
+    def num_cached_of(self, request_id: str) -> int:
+        """How many of the turn's blocks have their hash, from the first on."""
+        return self._num_cached.get(request_id, 0)
+
+
+def popper(found: Any, groups: KvGroups) -> Callable[[str], list[Any]] | None:
+    """What takes a turn's blocks from vLLM, in order, for the caller to free; None where this vLLM
+    must free them itself: a hit needs more than blocks of one kind."""
+    pop: Callable[[str], list[Any]] | None = getattr(found, "pop_blocks_for_free", None)
+    return pop if groups.are_simple else None
+
+
+def stock_beside(pool: Any, found: Any, groups: KvGroups) -> UnknownStock:
+    """What stock vLLM would have kept in a pool like this one, of the coordinator `found`; unknown
+    where a hit needs more than blocks of one kind, or where this vLLM has no such tables."""
+    size = next(iter(groups)).block_size
+    manager = next(iter(getattr(found, "single_type_managers", ())), None)
+    tables = getattr(manager, "req_to_blocks", None)
+    num_cached = getattr(manager, "num_cached_block", None)
+    if not groups.are_simple or size != groups.hash_size or tables is None or num_cached is None:
+        return UnknownStock()
+    num_dropped = groups.num_proof_tokens // size
+    beside = Tables(tables, num_cached)
+    return CautiousStock(StockCache(pool.num_gpu_blocks - 1, size, beside, num_dropped))

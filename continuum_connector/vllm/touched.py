@@ -73,7 +73,7 @@ v1.request:RequestStatus | nothing | vllm/hooks.py | none yet: "this session end
   WAITING_FOR_STREAMING_REQ FINISHED_STOPPED
 lora.request:LoRARequest | all | scheduler/adapters.py, vllm/kv_events.py | -
   adapter_id name path
-lora.request:LoRARequest | tier | vllm/worker_calls.py, vllm/loras.py | -
+lora.request:LoRARequest | tier | vllm/worker_calls.py | -
   lora_name lora_path lora_int_id
 lora.request:LoRARequest | nothing | vllm/worker_calls.py | -
   load_inplace
@@ -88,7 +88,7 @@ v1.core.block_pool:BlockPool | all | scheduler/holds.py, scheduler/room.py | unp
   get_cached_block(block_hash,kv_cache_group_ids)
 v1.core.block_pool:BlockPool | all | vllm/resets.py | reset_cache tells of a reset; ours must work
   evict_blocks(block_ids) cached_block_hash_to_block
-v1.core.block_pool:BlockPool | hybrids | vllm/coordinator.py, vllm/shadow.py | -
+v1.core.block_pool:BlockPool | hybrids | vllm/coordinator.py | -
   null_block hash_block_size cache_full_blocks
 v1.core.kv_cache_manager:KVCacheBlocks | all | connector.py | arguments of hooks
   get_block_ids
@@ -102,10 +102,10 @@ v1.core.kv_cache_manager:KVCacheManager | all | vllm/resets.py | -
   free(request) get_blocks(request_id)
 v1.core.kv_cache_manager:KVCacheManager | priority | vllm/compat.py | -
   evict_blocks(block_ids) get_block_ids(request_id)
-v1.core.kv_cache_coordinator:KVCacheCoordinator | hybrids | vllm/coordinator.py, vllm/shadow.py | -
+v1.core.kv_cache_coordinator:KVCacheCoordinator | hybrids | vllm/coordinator.py | -
   single_type_managers block_pool find_longest_cache_hit(block_hashes,max_cache_hit_length)
   remove_skipped_blocks
-v1.core.kv_cache_coordinator:KVCacheCoordinator | nothing | vllm/tables.py | none yet: who frees
+v1.core.kv_cache_coordinator:KVCacheCoordinator | nothing | vllm/ | none yet: who frees
   pop_blocks_for_free(request_id)
 v1.core.kv_cache_coordinator:HybridKVCacheCoordinator | hybrids | vllm/coordinator.py | -
   scheduler_block_size

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from continuum_connector.config import ADMIN_KEY
-from continuum_connector.epoch_endpoint import PATH, EpochEndpoint
+from continuum_connector.epoch_endpoint import EpochEndpoint
 from tests.unit import endpoint_calls
 from tests.unit.endpoint_calls import Called, Message
 
@@ -18,7 +18,7 @@ def call(
     body: bytes = b"",
     method: str = "PUT",
     key: str = KEY,
-    path: str = PATH,
+    path: str = EpochEndpoint.path,
     failure: Exception | None = None,
     has_engine: bool = True,
 ) -> Called:
@@ -104,4 +104,4 @@ def test_without_a_key_no_server_starts(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(EpochEndpoint(lambda *_: None)({"type": "lifespan"}, None, send))  # type: ignore[arg-type]
     assert sent[0]["type"] == "lifespan.startup.failed"
     told = sent[0]["message"]
-    assert all(word in told for word in (PATH, "CONTINUUM_ADMIN_KEY", "--middleware"))
+    assert all(word in told for word in (EpochEndpoint.path, "CONTINUUM_ADMIN_KEY", "--middleware"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.config import ADMIN_KEY
-from continuum_connector.program_endpoint import PATH, ProgramEndpoint
+from continuum_connector.program_endpoint import ProgramEndpoint
 from tests.unit import endpoint_calls
 from tests.unit.endpoint_calls import Called
 
@@ -40,7 +40,7 @@ def call(
         ProgramEndpoint,
         lambda *how: bool(how[1] != {"end_program": "job:run-17"}),
         method=method,
-        path=PATH + program,
+        path=ProgramEndpoint.path + program,
         key=key,
         failure=failure,
         vllm_config=vllm_config,

@@ -18,9 +18,10 @@ from continuum_connector import switch_endpoint
 from continuum_connector.config import ADMIN_KEY, SWITCH_PATH
 from continuum_connector.errors import ConfigError
 from continuum_connector.switch import SwitchFile
-from continuum_connector.switch_endpoint import PATH, SwitchEndpoint, read_settings
+from continuum_connector.switch_endpoint import SwitchEndpoint
 
 ROOT = Path(__file__).resolve().parents[2]
+PATH = SwitchEndpoint.path
 KEY = "s3cret-\u00e9"
 Message = dict[str, Any]
 
@@ -366,7 +367,7 @@ def test_what_is_missing_stops_the_server(
         if name in environ:
             monkeypatch.setenv(name, environ[name])
     with pytest.raises(ConfigError) as error:
-        read_settings(environ)
+        SwitchEndpoint.read_key(environ)
     assert str(error.value).startswith(value)
     assert "the server stops" in str(error.value)
     assert cure in str(error.value)

@@ -28,7 +28,6 @@ import vllm.v1.engine.core  # noqa: F401  else each child would read it and its 
 
 from bench.markers import rewrite
 from continuum_connector.vllm import attach, plugin, probe
-from continuum_connector.vllm.release import release
 from continuum_connector.vllm.touched import TOUCHED, Part, Touch
 from tests.versions import sources
 from tests.vllm.harness import Engine, OracleError
@@ -58,7 +57,7 @@ class _Said(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "continuum" in record.name and release() in record.getMessage():
+        if "continuum" in record.name and probe.release() in record.getMessage():
             self.lines.append(record.getMessage())
 
 

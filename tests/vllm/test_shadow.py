@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.scheduler.kv_groups import block_key
-from continuum_connector.vllm.shadow import Shadow
+from continuum_connector.vllm.coordinator import Shadow
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import BLOCK
 

@@ -19,7 +19,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 import continuum_connector
 from continuum_connector.connector import ContinuumConnector, Mode
 from continuum_connector.vllm import about, attach, probe
-from continuum_connector.vllm.release import release
+from continuum_connector.vllm.probe import release
 from continuum_connector.vllm.touched import TOUCHED, Part, Touch
 from tests.vllm import renamed
 from tests.vllm.harness import Engine

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from continuum_connector.vllm import compat, served, tables
+from continuum_connector.vllm import compat, coordinator, served
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import MODES, tiered
 
@@ -84,7 +84,7 @@ def test_what_is_being_loaded_stays_with_vllm() -> None:
 
 @pytest.mark.parametrize("how", ["no such method", "another connector"])
 def test_vllm_frees_the_blocks_itself_where_it_must(how: str) -> None:
-    where, what = (tables, "popper") if how == "no such method" else (served, "is_alone")
+    where, what = (coordinator, "popper") if how == "no such method" else (served, "is_alone")
     with patch.object(where, what, lambda *_: None):
         engine = tiered()
     assert engine.connector.side._pop_blocks is None

@@ -22,7 +22,7 @@ from vllm.v1.worker.lora_model_runner_mixin import LoRAModelRunnerMixin
 
 from bench.sim import versions
 from continuum_connector.errors import TransferError
-from continuum_connector.vllm import loras
+from continuum_connector.vllm import worker_calls
 from continuum_connector.vllm.worker_calls import CHANGING, WorkerCalls, find_worker
 
 # Public methods of a worker that sound like weights, adapters or sleep and are not: they read,
@@ -361,8 +361,8 @@ def test_an_adapter_that_was_written_while_it_was_read_may_be_either(
 def test_the_names_of_adapters_are_forgotten_with_all_that_they_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loras, "_MAX_NAMES", 2)
-    names = loras.AdapterNames()
+    monkeypatch.setattr(worker_calls, "_MAX_NAMES", 2)
+    names = worker_calls.AdapterNames()
     said = [names.read(LoRARequest(name, 1, "/nowhere"), ()) for name in "abcd"]
     assert said == [False, False, True, False]
 

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from continuum_connector import epoch_endpoint, program_endpoint, switch_endpoint
-from continuum_connector.endpoints import read_key
+from continuum_connector.config import SWITCH_PATH
+from continuum_connector.epoch_endpoint import EpochEndpoint
 from continuum_connector.errors import ConfigError
 from continuum_connector.files import MIN_LEFT
+from continuum_connector.program_endpoint import ProgramEndpoint
 from continuum_connector.switch import MEANINGS, read_switch
+from continuum_connector.switch_endpoint import SwitchEndpoint
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
 from continuum_connector.tools.checks.machine import DiskSeen, Machine
 from continuum_connector.tools.checks.plan import Plan
@@ -241,21 +243,17 @@ def _switch(machine: Machine, path: str) -> Line:
 
 def _endpoint_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Does each endpoint have its key?"""
-    ends = "for who has the key"
-    fine = {
-        epoch_endpoint: ok("epoch endpoint", f"{epoch_endpoint.PATH} begins an epoch, {ends}"),
-        program_endpoint: ok("program endpoint", f"{program_endpoint.PATH} ends a program, {ends}"),
-    }
-    if switch_endpoint.MIDDLEWARE in plan.middleware:
-        try:
-            path, _ = switch_endpoint.read_settings(machine.environ)
-            yield ok("switch endpoint", f"{switch_endpoint.PATH} reads and writes {path}, {ends}")
-        except ConfigError as why:
-            yield error("switch endpoint", *str(why).split("; ", 1))
-    for module, line in fine.items():
-        if module.MIDDLEWARE in plan.middleware:
+    who = "for who has the key"
+    file = PurePath(machine.environ.get(SWITCH_PATH, ""))
+    switches = f"{SwitchEndpoint.path} reads and writes {file}, {who}"
+    for kind, line in (
+        (SwitchEndpoint, ok("switch endpoint", switches)),
+        (EpochEndpoint, ok("epoch endpoint", f"{EpochEndpoint.path} begins an epoch, {who}")),
+        (ProgramEndpoint, ok("program endpoint", f"{ProgramEndpoint.path} ends a program, {who}")),
+    ):
+        if kind.name() in plan.middleware:
             try:
-                read_key(machine.environ, module.PATH, module.MIDDLEWARE)
+                kind.read_key(machine.environ)
                 yield line
             except ConfigError as why:
                 yield error(line.subject, *str(why).split("; ", 1))

@@ -6,8 +6,10 @@ import re
 import sys
 from collections.abc import Iterator
 
-from continuum_connector import epoch_endpoint, program_endpoint, switch_endpoint
 from continuum_connector.config import CONNECTOR_NAME
+from continuum_connector.epoch_endpoint import EpochEndpoint
+from continuum_connector.program_endpoint import ProgramEndpoint
+from continuum_connector.switch_endpoint import SwitchEndpoint
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
@@ -20,9 +22,9 @@ ALLOCATOR, EXPANDS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 ROLES = ("kv_producer", "kv_consumer", "kv_both")
 MIDDLEWARE = (
     "continuum_connector.middleware.ProgramMiddleware",
-    switch_endpoint.MIDDLEWARE,
-    epoch_endpoint.MIDDLEWARE,
-    program_endpoint.MIDDLEWARE,
+    SwitchEndpoint.name(),
+    EpochEndpoint.name(),
+    ProgramEndpoint.name(),
 )
 
 
