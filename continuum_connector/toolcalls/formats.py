@@ -10,7 +10,6 @@ never raises.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import groupby, islice
 from typing import Any
 
@@ -165,22 +164,11 @@ def _read_members(text: str, at: int) -> tuple[Any, int, bool]:
     return found or text[at:], len(text), False
 
 
-def _calls(text: str, begins: re.Pattern[str]) -> Iterator[tuple[re.Match[str], list[Call], int]]:
-    """What begins a call, the calls that it begins, and where they end."""
-    at = num_false = 0
-    while num_false < MAX_TRIES and (opened := begins.search(text, at)):
-        found, at = _read(opened, text)
-        num_false += not found
-        yield opened, found, at
-
-
-def _read(opened: re.Match[str], text: str) -> tuple[list[Call], int]:
-    """The calls that begin here, and where to look for more. Without a marker, an object must have
-    a name and arguments to be a call."""
+def _read(opened: re.Match[str], text: str, sure: bool) -> tuple[list[Call], int]:
+    """The calls that begin here, and where they end. `sure`: a marker says that they are calls.
+    Without one, an object must have a name and arguments to be one."""
     calls: list[Call] = []
-    at, sure = opened.end(), opened.re is _MARKED
-    if sure and opened.lastgroup:
-        return [("", {"command": opened["script"]}, opened["fence"] is not None)], at
+    at = opened.end()
     if name := next(filter(None, opened.groups()), None):
         at = len(text) - len(text[at:].lstrip())
         read = read_value if text.startswith("{", at) else _read_members
@@ -191,7 +179,7 @@ def _read(opened: re.Match[str], text: str) -> tuple[list[Call], int]:
         if not (found := _calls_in(value, is_whole, sure)):
             break
         calls += found
-    return calls, at if calls or not sure else opened.end()
+    return calls, at
 
 
 def _calls_in(value: Any, is_whole: bool, sure: bool) -> list[Call]:
@@ -261,18 +249,8 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
         text, headless = text[-MAX_CHARS:], True
     aloud, in_thinking = spoken(DECORATED.sub(r"<\1\2\3>", text))
     truncated = truncated or in_thinking
-    calls: list[Call] = []
-    blocks: list[Call] = []
-    for opened, found, _ in _calls(aloud, _MARKED):
-        (blocks if opened.lastgroup else calls).extend(found)
-        if len(calls) >= MAX_CALLS:
-            break
-    lines = "" if calls or blocks else "\n" + aloud
-    for opened, unmarked, at in _calls(lines, _UNMARKED):
-        if unmarked and (opened.lastgroup is None or lines[at:].lstrip()[:1] in ("", "<")):
-            calls = unmarked  # an agent runs no more than one action
-            break
-    calls = calls or blocks
+    calls, blocks = _calls(aloud)
+    calls = calls or blocks or _unmarked("\n" + aloud)
     runs = [what_runs(*c[:2]) for c in calls[:MAX_CALLS] if c[2] or not truncated]
     if tools := dict.fromkeys(name for names, _ in runs for name in names):
         ending = Ending.LAST if any(is_last for _, is_last in runs) else Ending.CALLS
@@ -283,3 +261,33 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
         return Asked(Ending.CALLS, in_blocks=end["block"] is not None)
     begun = [opened.end() for opened in _BEGUN.finditer(aloud)]
     return CUT if begun and _UNNAMED.match(aloud, begun[-1]) else ANSWER
+
+
+def _calls(text: str) -> tuple[list[Call], list[Call]]:
+    """The calls outside shell blocks, and the blocks."""
+    calls: list[Call] = []
+    blocks: list[Call] = []
+    at = num_false = 0
+    while len(calls) < MAX_CALLS and num_false < MAX_TRIES and (opened := _MARKED.search(text, at)):
+        at = opened.end()
+        if opened.lastgroup:
+            blocks.append(("", {"command": opened["script"]}, opened.lastgroup == "fence"))
+            continue
+        found, end = _read(opened, text, sure=True)
+        if found:
+            calls, at = calls + found, end
+        else:
+            num_false += 1
+    return calls, blocks
+
+
+def _unmarked(text: str) -> list[Call]:
+    """The first of what UNMARKED has: an agent runs no more than one action."""
+    at = 0
+    for _ in range(MAX_TRIES):
+        if (opened := _UNMARKED.search(text, at)) is None:
+            break
+        calls, at = _read(opened, text, sure=False)
+        if calls and (opened.lastgroup is None or text[at:].lstrip()[:1] in ("", "<")):
+            return calls
+    return []
