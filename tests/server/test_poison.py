@@ -76,6 +76,7 @@ def server(server_factory: ServerFactory, stock: Stock, tmp_path: Path) -> VllmS
         connector={
             "policy": "fixed_ttl",
             "ttl_s": 0,
+            "max_head_start_s": 0,  # in vLLM's own order no load waits until the bus is free
             "dram_bytes": DRAM_BYTES,
             "trace_path": str(tmp_path / "trace.jsonl"),
         },
@@ -129,7 +130,7 @@ def test_the_context_ends_amid_copies_and_the_server_lives(
     assert server.metric("continuum:dram_capacity_blocks") == 0
     num_loads, num_stores = failed(server)
     print(f"\n{num_loads:.0f} loads and {num_stores:.0f} stores failed")
-    assert num_loads >= 1  # how many are in flight by then, the machine's load decides
+    assert num_loads >= 2
     assert num_stores == 1
     assert server.metric("continuum:transfer_failures_total", reason="driver") >= 2
     assert server.metric("continuum:loads_total", outcome="done") >= 1
