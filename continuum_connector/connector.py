@@ -155,7 +155,8 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
 
     @property
     def is_on(self) -> bool:
-        """Whether the connector acts: it is neither aside nor switched off."""
+        """Whether the connector acts: it is neither aside nor switched off. (Our hooks that vLLM
+        calls for each turn look at `mode` themselves, which is a call less.)"""
         return self.mode is Mode.ATTACHED
 
     def attached(self, base: str, on_switch: Callable[[bool], None] | None) -> None:

@@ -84,14 +84,15 @@ class Decisions:
         if finished.is_last and not turn.is_stray:
             self._retention.supersede(request, turn.program, PinEnd.PROGRAM_DONE, now)
             self._tier.demote(key, blocks, request)
+        # After that, or what is stored here would leave before all that is live.
         if turn.number == 1 and isinstance(choice.decision, Free) and self._has_prefixes:
             self._keep_shared(turn, request, blocks, now)
         return choice
 
     def _keep_shared(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
-        """Store what the program's only turn, of which nothing else is kept, found and then
+        """Store what the program's first turn, of which nothing else is kept, found and then
         departed from: two prompts begin with it, so others may. A prompt of which all was found is
-        one that was sent twice."""
+        one that was sent twice. Of a later turn, what it found may be its program's own."""
         num_found = bisect_right(blocks.ends, sum(turn.hit_tokens.values()))
         if 0 < num_found < bisect_right(blocks.ends, request.num_prompt_tokens - 1):
             self._tier.store(turn.program.key, blocks.only(range(num_found)), now, request)

@@ -35,8 +35,9 @@ class Order:
         self._gate = gate if gate.is_on and not self._has_priorities else None
         self._from_below = below if below.is_needed else None
         self._adapters = adapters if adapters.max_loras else None
-        self._holding = [each for each in (self._gate, self._adapters) if each is not None]
-        self._hiding = [*self._holding, *([below] if below.is_needed else ())]
+        hiding = self._gate, self._adapters, self._from_below
+        self._hiding = [each for each in hiding if each is not None]
+        self._holding = [each for each in self._hiding if each is not self._from_below]
         self.is_on = False
         self.switch(True)
 

@@ -116,22 +116,24 @@ SHARED = 400  # tokens with which each of them begins: 25 blocks
 
 
 def call(engine: Engine, name: str, number: int, **said: Any) -> None:
-    """One call: what all begin with, then text of its own. Then others sweep VRAM."""
+    """One call: what all begin with, then text of its own."""
     own = prompt(160, seed=900 + number)
     engine.add(name, prompt(SHARED, seed=7) + own, 4, **said)
     engine.run_until_idle()
 
 
 def sweep(engine: Engine) -> None:
+    """Others take all of VRAM."""
     for number in range(2):
         engine.add(f"x{len(engine.cached)}.{number}", 900, 2, seed=50 + number)
         engine.run_until_idle()
 
 
 def num_stored(engine: Engine, program: str) -> int:
-    """Blocks of DRAM that the program's chains claim."""
+    """Blocks of DRAM that the program's chains claim, of those that do not leave before others."""
     order = engine.connector.side.tier.index.order
-    return sum(len(chain.tickets) for chain in order if chain.program.endswith(program))
+    live = [each for each in order if each in order.live_of(each.program)]
+    return sum(len(each.tickets) for each in live if each.program.endswith(program))
 
 
 def test_what_calls_that_are_over_at_once_begin_with_outlasts_vram() -> None:
@@ -147,7 +149,7 @@ def test_what_calls_that_are_over_at_once_begin_with_outlasts_vram() -> None:
     check(engine)
 
 
-def test_a_call_without_a_name_that_nobody_expects_back_leaves_what_it_shares() -> None:
+def test_a_last_call_without_a_name_leaves_what_it_shares() -> None:
     engine = engine_of(80, 400)
     for number in range(2):
         call(engine, f"s{number}", number, extra_args={"is_last_step": 1})
