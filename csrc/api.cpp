@@ -232,6 +232,10 @@ int ckv_sim_set_paths(ckv_engine *handle, uint32_t paths) {
   return with_sim(handle, [&](ckv::SimDriver &sim) { sim.set_paths(paths); });
 }
 
+int ckv_sim_set_grace(ckv_engine *handle, int64_t grace_us) {
+  return with_sim(handle, [&](ckv::SimDriver &sim) { sim.set_grace(bounded(grace_us)); });
+}
+
 int ckv_sim_fail_path(ckv_engine *handle, int path, int code) {
   return with_sim(handle, [&](ckv::SimDriver &sim) { sim.fail_path(path, code); });
 }

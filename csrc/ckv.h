@@ -377,6 +377,9 @@ int ckv_sim_stop(ckv_engine *engine, uint64_t after);
 /* bit p: it has CKV_PATH_ p. At first all three; LOOP cannot be taken away.
  */
 int ckv_sim_set_paths(ckv_engine *engine, uint32_t paths);
+/* How long ckv_close gives copies in flight, so that no test depends on how fast a machine is. At
+ * first one second, as for a device. */
+int ckv_sim_set_grace(ckv_engine *engine, int64_t grace_us);
 /* Every copy call on the path fails with `code`, having queued half of its descriptors; 0: none. */
 int ckv_sim_fail_path(ckv_engine *engine, int path, int code);
 /* A compute stream, to use as after_stream. Lives as long as the engine. */

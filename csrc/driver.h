@@ -1,6 +1,7 @@
 // The few driver calls the engine needs: one table, filled by libcuda or by the simulator.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -88,6 +89,8 @@ class Driver {
   virtual std::string describe(int code) = 0;
   // The NUMA node the device is attached to, -1 if that is not known.
   virtual int numa_node() const = 0;
+  // How long copies that it already has may take after the drain deadline of a close.
+  virtual std::chrono::microseconds grace() const { return std::chrono::seconds(1); }
   // Wants to know of transfers what a device does not: only a simulator has one, if it is on.
   virtual SimWatch *watch() { return nullptr; }
   // For a disk. A device has nothing to do with it; a simulator puts faults before it.

@@ -41,6 +41,7 @@ class SimDriver : public Driver {
   int host_unregister(void *) override { return 0; }
   std::string describe(int code) override;
   int numa_node() const override { return -1; }
+  std::chrono::microseconds grace() const override { return grace_; }
   SimWatch *watch() override { return watch_.is_on() ? &watch_ : nullptr; }
   std::unique_ptr<File> make_file() override { return disk_.make_file(); }
 
@@ -48,6 +49,7 @@ class SimDriver : public Driver {
   void fail(int entry, uint64_t after, uint64_t count, int code);
   void stop(uint64_t after);
   void set_paths(unsigned paths) { paths_ = paths; }
+  void set_grace(std::chrono::microseconds grace) { grace_ = grace; }
   void fail_path(int path, int code);
   Stream create_stream();
   void compute(Stream stream, void *ptr, int value, uint64_t bytes, uint64_t delay_us);
@@ -110,6 +112,7 @@ class SimDriver : public Driver {
   uint64_t stop_after_ = kNever;
   uint64_t stop_order_ = 0;
   std::atomic<unsigned> paths_{~0U};
+  std::atomic<std::chrono::microseconds> grace_{Driver::grace()};
   int path_codes_[CKV_PATH_GATHER + 1] = {};  // what each path fails with
   ckv_sim_stats stats_{};
   SimWatch watch_;

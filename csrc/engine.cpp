@@ -17,9 +17,6 @@ namespace {
 using std::to_string;
 using std::chrono::microseconds;
 
-// How long copies that a driver already has may take after the drain deadline.
-constexpr std::chrono::seconds kGrace{1};
-
 std::string quoted(const char *what, int32_t id, int32_t count) {
   return std::string(what) + " " + to_string(id) + " is not in 0.." + to_string(count - 1);
 }
@@ -455,7 +452,7 @@ int Engine::close(microseconds timeout) {
   if (!wake_waiters_.wait_for(lock, timeout, ended)) {
     phase_ = Phase::STOPPING;
     wake_lane_.notify_one();
-    if (!wake_waiters_.wait_for(lock, kGrace, ended)) {
+    if (!wake_waiters_.wait_for(lock, driver_->grace(), ended)) {
       leave_behind();
       lock.unlock();
       let_go_of_disks();

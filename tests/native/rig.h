@@ -103,6 +103,9 @@ inline ckv_pool_config pool_config(uint64_t bytes) {
 struct Rig {
   explicit Rig(Shape s = Shape(), ckv_config config = sim_config()) : shape(std::move(s)) {
     CHECK(ckv_open(&config, &engine) == CKV_OK);
+    if (config.driver == CKV_DRIVER_SIM) {
+      CHECK(ckv_sim_set_grace(engine, 20000000) == CKV_OK);  // no close fails on a slow machine
+    }
     slot_bytes = std::accumulate(shape.pieces.begin(), shape.pieces.end(), uint64_t{0});
     void *base = nullptr;
     ckv_pool_config wanted = pool_config(slot_bytes * static_cast<uint64_t>(shape.num_slots));

@@ -9,7 +9,8 @@ from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
 from continuum_connector.worker.native import PATHS, NativeEngine
 
-_i32, _u32, _u64, _ptr = ctypes.c_int32, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_void_p
+_i32, _i64, _ptr = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
+_u32, _u64 = ctypes.c_uint32, ctypes.c_uint64
 SPECULATIVE = 1  # a flag of ckv_submit, which the connector never sets
 
 
@@ -35,6 +36,7 @@ SIGNATURES: abi.Signatures = {
     "ckv_sim_fail_at": (_i32, (_ptr, _i32, _u64, _u64, _i32)),
     "ckv_sim_stop": (_i32, (_ptr, _u64)),
     "ckv_sim_set_paths": (_i32, (_ptr, _u32)),
+    "ckv_sim_set_grace": (_i32, (_ptr, _i64)),
     "ckv_sim_fail_path": (_i32, (_ptr, _i32, _i32)),
     "ckv_sim_stream": (_i32, (_ptr, _ptr)),
     "ckv_sim_compute": (_i32, (_ptr, _ptr, _ptr, _i32, _u64, _u64)),

@@ -225,6 +225,7 @@ TEST(test_an_engine_that_closes_over_a_hung_disk_reports_all_and_keeps_the_pool)
   DiskRig rig;
   CHECK(rig.open(file) == CKV_OK && rig.write(0, 1, 1));
   hang_six_reads(rig);
+  CHECK(ckv_sim_set_grace(rig.engine, 0) == CKV_OK);
   CHECK(ckv_close(rig.engine, 0) == CKV_TIMEOUT);
   rig.poll();
   for (uint64_t tag = 1; tag <= 6; ++tag) {

@@ -112,6 +112,7 @@ TEST(test_after_a_reset_no_slot_counts_as_read) {
 TEST(test_what_a_close_leaves_behind_names_no_slot) {
   InOrder in;
   stop_at_the_third(in);
+  CHECK(ckv_sim_set_grace(in.rig.engine, 0) == CKV_OK);
   CHECK(ckv_close(in.rig.engine, 0) == CKV_TIMEOUT);
   in.rig.poll();
   CHECK(in.rig.seen.at(2).error == CKV_CLOSED && in.rig.disk_errors.count(2) == 0);

@@ -200,6 +200,7 @@ TEST(test_a_query_that_keeps_failing_is_no_proof_that_its_copy_is_over) {
   CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
   rig.until_copied(CKV_STORE, 1);
   CHECK(*ckv_pending_word(rig.engine) == 0);
+  CHECK(ckv_sim_set_grace(rig.engine, 0) == CKV_OK);
   CHECK(ckv_close(rig.engine, 0) == CKV_TIMEOUT);
   rig.poll();
   CHECK(rig.seen.at(1).status == CKV_FAILED && rig.seen.at(1).error == CKV_CLOSED);

@@ -78,6 +78,7 @@ TEST(test_what_is_left_behind_or_refused_is_watched_no_more) {
   CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
   CHECK(rig.submit(CKV_STORE, {2}, {2}, 1) == CKV_EINVAL);  // the tag is taken
   rig.until_issued(CKV_STORE, 1);
+  CHECK(ckv_sim_set_grace(rig.engine, 0) == CKV_OK);
   CHECK(ckv_close(rig.engine, 0) == CKV_TIMEOUT);
   rig.piece(0, 1)[0] ^= 1;  // it was reported: FAILED
   CHECK(ckv_sim_hold(rig.engine, 0) == CKV_OK);
