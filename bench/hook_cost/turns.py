@@ -1,9 +1,11 @@
 """What a step costs in which one long turn ends and the next turn of its program begins.
 
 Each arm runs in a process of its own, with caches as cold as a model runner leaves them: other work
-comes between any two steps. What must be done before the step is launched (`add_request`,
-`schedule`) and after it (`update_from_output`) is told apart. Calls and bytecodes are counted in
-further steps; a count is the same however busy the machine is. Run from the repository root:
+comes between any two steps. The processes take some steps in turn, one after the other, so that a
+machine that is slow for a while is slow for all. What must be done before the step is launched
+(`add_request`, `schedule`) and after it (`update_from_output`) is told apart. Calls and bytecodes
+are counted in further steps; a count is the same however busy the machine is. Run from the
+repository root:
 
     python -m bench.hook_cost.turns
 """
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ from tests.vllm.tiering import BLOCK, SLOT_BYTES
 STOCK = "stock"
 ARMS = (STOCK, NOTHING, *RIVALS, *OURS)
 NEW_TOKENS = 64  # of a tool's answer
+ROUND = 10  # steps of one arm, before the others take as many
 BEFORE, AFTER = ("add_request", "schedule"), ("update_from_output",)
 PACKAGE = str(Path(continuum_connector.__file__).parent) + os.sep
 
@@ -245,36 +248,104 @@ def _other_work() -> Callable[[], None]:
     return work
 
 
-def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Times and counts of one arm, in this process."""
-    say = progress(args)
-    say(f"{name}: contexts of {args.context:,} tokens, {args.running} of them")
-    arm = Arm(name, args)
-    chill = _other_work()
-    gc.collect()
-    gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
-    say(f"{name}: measuring")
-    times = []
-    for _ in range(args.steps):
-        chill()
-        timed = Timed()
-        arm.step(timed)
-        times.append(timed.us)
-    counted = Counted()
-    num = min(args.steps, 20)
-    for _ in range(num):
-        arm.step(counted)
-    most = sorted(counted.functions.items(), key=lambda each: -each[1][1])
-    return {
-        "arm": name,
-        "context": args.context,
-        "us": {part: [each[part] for each in times] for part in times[0]},
-        "counts": {
-            part: {key: value / num for key, value in numbers.items()}
-            for part, numbers in counted.numbers.items()
-        },
-        "functions": {name: [each / num for each in numbers] for name, numbers in most},
-    }
+class Measured:
+    """One arm, warm, in this process."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        self._name, self._args = name, args
+        say = progress(args)
+        say(f"{name}: contexts of {args.context:,} tokens, {args.running} of them")
+        self._arm = Arm(name, args)
+        self._chill = _other_work()
+        gc.collect()
+        gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
+        say(f"{name}: ready")
+
+    def times(self, num: int) -> list[dict[str, float]]:
+        """CPU time of `num` steps, by part, in microseconds."""
+        times = []
+        for _ in range(num):
+            self._chill()
+            timed = Timed()
+            self._arm.step(timed)
+            times.append(timed.us)
+        return times
+
+    def result(self, times: list[dict[str, float]]) -> dict[str, Any]:
+        """Those times, and what is counted in some more steps."""
+        counted = Counted()
+        num = min(self._args.steps, 20)
+        for _ in range(num):
+            self._arm.step(counted)
+        most = sorted(counted.functions.items(), key=lambda each: -each[1][1])
+        return {
+            "arm": self._name,
+            "context": self._args.context,
+            "us": {part: [each[part] for each in times] for part in times[0]},
+            "counts": {
+                part: {key: value / num for key, value in numbers.items()}
+                for part, numbers in counted.numbers.items()
+            },
+            "functions": {name: [each / num for each in numbers] for name, numbers in most},
+        }
+
+
+class InProcess:
+    """An arm in a process of its own, that takes as many steps as it is told to."""
+
+    def __init__(self, name: str, context: int, args: argparse.Namespace) -> None:
+        command = [sys.executable, "-m", "bench.hook_cost.turns", "--one", name]
+        for key in ("running", "steps", "warmup", "programs"):
+            command += [f"--{key}", str(getattr(args, key))]
+        command += ["--contexts", str(context)] + ([] if args.progress else ["--quiet"])
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        self._told()  # ready; so none is built while another is
+
+    def step(self, num: int) -> None:
+        self._tell(num)
+        self._told()
+
+    def result(self) -> dict[str, Any]:
+        """All times, and counts; ends the process."""
+        self._tell(0)
+        result: dict[str, Any] = self._told()
+        self._process.communicate()
+        return result
+
+    def _tell(self, num: int) -> None:
+        assert self._process.stdin is not None
+        print(num, file=self._process.stdin, flush=True)
+
+    def _told(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"an arm ended with {self._process.wait()}; its error is above")
+        return json.loads(line)
+
+
+def _serve(name: str, args: argparse.Namespace) -> None:
+    """What runs in the process of an arm: a line is answered by a line."""
+    out, sys.stdout = sys.stdout, sys.stderr  # vLLM may print
+    arm, times = Measured(name, args), list[dict[str, float]]()
+    print(json.dumps("ready"), file=out, flush=True)
+    while num := int(sys.stdin.readline()):
+        times += arm.times(num)
+        print(json.dumps(len(times)), file=out, flush=True)
+    print(json.dumps(arm.result(times)), file=out, flush=True)
+
+
+def _in_turn(names: Sequence[str], context: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The results of all arms, which take `ROUND` steps each, forwards and then backwards."""
+    arms = [InProcess(name, context, args) for name in names]
+    done = 0
+    while done < args.steps:
+        num = min(ROUND, args.steps - done)
+        for arm in arms if done // ROUND % 2 == 0 else reversed(arms):
+            arm.step(num)
+        done += num
+    return [arm.result() for arm in arms]
 
 
 # --- what is shown --------------------------------------------------------------------------
@@ -305,16 +376,6 @@ COLUMNS = (
 )
 
 
-def _in_process(name: str, context: int, args: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.hook_cost.turns", "--one", name]
-    for key in ("running", "steps", "warmup", "programs"):
-        command += [f"--{key}", str(getattr(args, key))]
-    command += ["--contexts", str(context)] + ([] if args.progress else ["--quiet"])
-    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    result: dict[str, Any] = json.loads(found.stdout.splitlines()[-1])
-    return result
-
-
 def main() -> None:
     parser = teaching_parser("python -m bench.hook_cost.turns", (__doc__ or "").splitlines()[0])
     add = parser.add_argument
@@ -331,20 +392,20 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         args.context = args.contexts[0]
-        print(json.dumps(measure(args.one, args)))
+        _serve(args.one, args)
         return
     print(f"{args.running} running turns, one ends and one begins per step, CPU time\n")
     print(f"| {' | '.join(COLUMNS)} |")
     print("|---" * len(COLUMNS) + "|")
     results = []
+    names = [STOCK, *(each for each in args.arms if each != STOCK)]
     for context in args.contexts:
-        stock = _in_process(STOCK, context, args)
-        for name in [STOCK, *(each for each in args.arms if each != STOCK)]:
-            result = stock if name == STOCK else _in_process(name, context, args)
-            results.append(result)
-            print(_row(result, stock), flush=True)
+        of_all = _in_turn(names, context, args)
+        for result in of_all:
+            print(_row(result, of_all[0]), flush=True)
             for function, (calls, codes) in list(result["functions"].items())[: args.functions]:
                 print(f"    {codes:9,.1f} bytecodes {calls:7.1f} calls {function}")
+        results += of_all
     if args.json:
         args.json.write_text(json.dumps(results))
 

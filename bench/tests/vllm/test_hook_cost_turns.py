@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import pytest
 
 from bench.hook_cost.rivals import RIVALS
-from bench.hook_cost.turns import STOCK, _row, measure
+from bench.hook_cost.turns import STOCK, InProcess, Measured, _row
 
 SMALL = {"running": 8, "programs": 20, "steps": 16, "warmup": 4, "progress": False}
 
 
+def measure(name: str, context: int) -> dict[str, Any]:
+    arm = Measured(name, argparse.Namespace(context=context, **SMALL))
+    return arm.result(arm.times(SMALL["steps"]))
+
+
 def of(name: str, context: int) -> dict[str, float]:
-    result = measure(name, argparse.Namespace(context=context, **SMALL))
+    result = measure(name, context)
     return {part: counts["our_codes"] for part, counts in result["counts"].items()}
 
 
@@ -27,7 +33,15 @@ def test_no_bytecode_of_ours_runs_per_block_of_a_turn_that_goes_on(policy: str) 
 
 @pytest.mark.parametrize("name", [STOCK, "nothing", *RIVALS])
 def test_every_arm_ends_a_turn_and_begins_one_per_step(name: str) -> None:
-    result = measure(name, argparse.Namespace(context=512, **SMALL))
+    result = measure(name, 512)
     assert len(result["us"]["before"]) == SMALL["steps"]
     assert result["counts"]["before"]["our_calls"] == 0
     assert "| 512 |" in _row(result, result)
+
+
+def test_an_arm_in_a_process_of_its_own_takes_the_steps_that_it_is_told_to() -> None:
+    arm = InProcess(STOCK, 512, argparse.Namespace(**SMALL))
+    for num in (3, 1):
+        arm.step(num)
+    result = arm.result()
+    assert (result["arm"], len(result["us"]["after"])) == (STOCK, 4)
