@@ -176,7 +176,7 @@ def _decider(
     tokenizer: BackgroundTokenizer,
     account: Account,
 ) -> Decider:
-    costs.seen.expect(block_bytes=block_bytes, prefill=expected.prefill(vllm_config))
+    costs.seen.assume(block_bytes=block_bytes, prefill=expected.prefill(vllm_config))
     gaps = Gaps()
     return Decider(
         policy(config),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -145,7 +145,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
             self._wake,
         )
         self._steps, self._tier = side.steps, side.tier
-        self._gate, self._from_below = side.gate, side.from_below
         self._epochs = self._steps.epochs
         self._turns, self._records = side.turns, side.records
         self._step_trace = side.step_trace
@@ -176,30 +175,14 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         """Name the request's program before it is queued (scheduler subclass only)."""
         self.side.begin_turn(request, self._clock())
 
-    def holds_back(self, request: Any) -> bool:
-        """Whether a queued request is to wait at the gate (scheduler subclass only)."""
-        turn = self._turns.get(request.request_id)
-        if turn is None or compat.is_preempted(request) or compat.holds_kv(request):
-            return False
-        num_known = len(self._turns)
-        return self._gate.holds(turn, request.num_tokens, num_known, self._clock())
+    def let_in(self, num_idle: int) -> None:
+        """Before a step: show vLLM the turns that need not wait any more; `num_idle` turns wait for
+        their client (scheduler subclass only)."""
+        self.side.waits.let_in(num_idle, self._clock())
 
-    def let_in(self, everybody: bool = False, num_idle: int = 0) -> Iterator[str]:
-        """Yield the requests that need not wait any more for blocks from below DRAM, an adapter's
-        place or at the gate, and ask again those that are next in line for the bus; `num_idle`
-        turns wait for their client (scheduler subclass only)."""
-        now, gate, num_known = self._clock(), self._gate, len(self._turns) - num_idle
-        if everybody:
-            self.side.bus.end()
-        else:
-            self.side.bus.new_step(now)
-        yield from self._from_below.let_in(now, everybody)
-        yield from self.side.adapters.let_in(everybody)
-        let_in = gate.let_all_in(now) if everybody else gate.open(num_known, now)
-        for turn, because in let_in:
-            said = {"because": because.value, "held_s": turn.held_s}
-            self._records.happened("let_in", now, turn, **said)
-            yield turn.request_id
+    def let_all_in(self) -> None:
+        """Show vLLM all turns (scheduler subclass only)."""
+        self.side.waits.let_all_in(self._clock())
 
     def rank(self, request: Any, by_priority: bool) -> tuple[Any, ...]:
         """A waiting request's place in the queue; the user's priority first, if in force."""
@@ -273,7 +256,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         self._follow_switch(now)
         for request_id in compat.preempted_ids(scheduler_output):
             self.side.note_preempted(request_id, now)
-        self.side.bus.count(now)
+        self.side.waits.bus.count(now)
         return StepMetadata(self._steps.plan(now))
 
     def update_connector_output(self, connector_output: Any) -> None:

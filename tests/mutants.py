@@ -101,9 +101,9 @@ MUTANTS = (
     ),
     Mutant(
         "below: who waits for what comes up is admitted without",
-        "scheduler/waiting.py",
-        "        return self._below.awaits(request_id, now)\n",
-        "        return False\n",
+        "scheduler/waits/from_below.py",
+        "        turn.set_awaits_below(self._below.awaits(turn.request_id, now))\n",
+        "        turn.set_awaits_below(False)\n",
         "tests/vllm/test_below.py",
     ),
     Mutant(

@@ -80,7 +80,7 @@ class Seen:
         """A turn that ran has ended with `num_blocks`, over all KV groups."""
         self._models.price.footprint(num_blocks)
 
-    def expect(
+    def assume(
         self,
         *,
         block_bytes: int = 0,
@@ -94,9 +94,9 @@ class Seen:
             self._models.store.guess(GUESSED_LATENCY_S, block_bytes / GUESSED_BUS)
             self._models.read.guess(GUESSED_LATENCY_S, block_bytes / GUESSED_DISK)
         if prefill is not None:
-            self._models.prefill.expect(prefill)
+            self._models.prefill.assume(prefill)
         if footprint:
-            self._models.price.expect(footprint)
+            self._models.price.assume(footprint)
 
 
 class Costs:

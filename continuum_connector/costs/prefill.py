@@ -124,7 +124,7 @@ class PrefillModel:
         """Whether `seconds` answers from something that was measured, not from the prior."""
         return self.is_known or self._num_first_steps >= MIN_FIRST_STEPS
 
-    def expect(self, prior: tuple[float, float, float]) -> None:
+    def assume(self, prior: tuple[float, float, float]) -> None:
         """What `seconds` answers with until something was measured: base, per_token, per_pair."""
         self._prior = prior
 

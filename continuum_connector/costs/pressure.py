@@ -59,7 +59,7 @@ class Price:
         """No turn waits for blocks any more. May be called repeatedly."""
         self._blocked.set(0.0, now)
 
-    def expect(self, num_blocks: int) -> None:
+    def assume(self, num_blocks: int) -> None:
         """What the mean is until a turn was counted."""
         if not self.num_turns:
             self.mean_blocks = float(max(1, num_blocks))

@@ -30,7 +30,7 @@ from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
-from continuum_connector.scheduler.waiting import Bus
+from continuum_connector.scheduler.waits.bus import Bus
 
 
 class Decisions:

@@ -1,4 +1,5 @@
 """ProgramQueue: which turn is admitted next. Stands in for vLLM's waiting queue.
+Queues: all of them in one engine.
 
 Preempted turns come first, the others by place (SchedulerSide.rank). A turn's place changes while
 it waits, when the pin that it came back for appears or ends. Only that turn is then ranked again,
@@ -11,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import methodcaller
 from typing import Any
 
 from continuum_connector.scheduler.lazy_heap import LazyHeap
@@ -155,6 +157,52 @@ class ProgramQueue:
     def _admit(self, request: Any) -> None:
         self._by_id[request.request_id] = request
         self._heap.push(self._rank(request), request)
+
+
+class Queues:
+    """All of ours that turns wait in. None while vLLM's own are in their place."""
+
+    def __init__(self) -> None:
+        self._queues: Sequence[ProgramQueue] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def __iter__(self) -> Iterator[ProgramQueue]:
+        return iter(self._queues)
+
+    def use(self, queues: Sequence[ProgramQueue]) -> None:
+        """From now on turns wait in these."""
+        self._queues = queues
+
+    def admit(self, may_be: bool) -> None:
+        """Whether any request may be admitted in this step."""
+        for queue in self._queues:
+            queue.admit(may_be)
+
+    def rerank(self, request_id: str) -> None:
+        """The request's place has changed: move it, if it waits."""
+        for queue in self._queues:
+            queue.rerank(request_id)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """These may be admitted from now on, if they are held at the gate, hidden or set aside."""
+        for request_id in request_ids:
+            for queue in self._queues:
+                queue.release(request_id)
+
+    def release_first_aside(self) -> str | None:
+        """The first of all that are set aside may be admitted from now on; return its id."""
+        firsts = [(first, queue) for queue in self._queues if (first := queue.first_aside)]
+        if not firsts:
+            return None
+        (_, request_id), queue = min(firsts, key=lambda each: each[0])
+        queue.release(request_id)
+        return request_id
+
+    def first(self) -> ProgramQueue | None:
+        """The queue whose first request is before those of the others."""
+        return min(filter(None, self._queues), key=methodcaller("peek_rank"), default=None)
 
 
 class Front:

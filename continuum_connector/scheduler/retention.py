@@ -16,13 +16,15 @@ from continuum_connector.programs.program import MAX_LEFT, Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
+from continuum_connector.scheduler.queue import Queues
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.turns import State, Turn
 
 
 class Retention:
     """Begins and ends pins. `holds`: the table of the pins' holds. `budget`: how many VRAM blocks
-    pins may keep. `waker.set` is told the next deadline."""
+    pins may keep. `queues`: where turns wait, whose order depends on live pins. `waker.set` is told
+    the next deadline."""
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class Retention:
         budget: float,
         max_ttl_s: float,
         records: Records,
+        queues: Queues,
         waker: Any,
     ) -> None:
         self.pins = PinTable()
@@ -37,9 +40,9 @@ class Retention:
         self.budget = budget
         self.num_hinted_blocks = 0  # in pins that last longer than the policy wanted, or will
         self.num_wish_blocks = 0  # in those of them that already last longer
-        self.queues: list[Any] = []  # ProgramQueues, whose order depends on live pins
         self._max_ttl_s = max_ttl_s
         self._records = records
+        self._queues = queues
         self._waker = waker
 
     @property
@@ -198,6 +201,5 @@ class Retention:
         differ. A turn that takes the pin over runs, and vLLM is about to take it off its queue."""
         first = pin.first_waiting
         if first is not None and first.state is not State.RUNNING:
-            for queue in self.queues:
-                queue.rerank(first.request_id)
+            self._queues.rerank(first.request_id)
         self._waker.set(self.pins.next_deadline())

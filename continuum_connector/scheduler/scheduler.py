@@ -16,14 +16,13 @@ from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.program import ProgramTable
-from continuum_connector.scheduler.adapters import Adapters
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.epochs import Cause
-from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
 from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.queue import Queues
 from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.room import Room
@@ -40,7 +39,11 @@ from continuum_connector.scheduler.turns import (
     Turns,
     strays,
 )
-from continuum_connector.scheduler.waiting import Bus, FromBelow
+from continuum_connector.scheduler.waits.adapters import Adapters
+from continuum_connector.scheduler.waits.bus import Bus
+from continuum_connector.scheduler.waits.from_below import FromBelow
+from continuum_connector.scheduler.waits.gate import Gate
+from continuum_connector.scheduler.waits.waits import Waits
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class SchedulerSide:
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
         self._answers = Answers(self.groups.hash_size)
+        self.queues = Queues()
         self._build_pins(config, parts.waker)
         self._worth = DramWorth(self.programs, parts.decider, self.turns)
         self._lends = policy.ranks_dram  # others go by last use, whoever has what
@@ -110,20 +114,17 @@ class SchedulerSide:
             config.max_pinned_fraction * num_usable(self._pool),
             config.max_ttl_s,
             self.records,
+            self.queues,
             waker,
         )
-        # One list for all who need our queues; vllm/order.py fills and empties it.
-        self.pins, self.queues = self.retention.pins, self.retention.queues
+        self.pins = self.retention.pins
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
 
     def _build_waits(self, config: ContinuumConfig, max_loras: int) -> None:
         """Build all that a turn may wait for, besides room: bus, adapter, blocks, gate."""
         costs = self.decider.costs
-        self.bus = Bus(self.traffic, costs, self.queues, self.turns)
-        self.adapters = Adapters(max_loras, self.tier, self.turns)
-        self.from_below = FromBelow(self.tier, self._pool, self.turns, self.groups.hash_size)
         vram, tier = num_usable(self._pool), self.tier
-        self.gate = Gate(
+        gate = Gate(
             config.gate_wait_s if self.orders else 0.0,
             lambda: max(vram, tier.num_blocks),
             self.groups.least_blocks,
@@ -132,12 +133,21 @@ class SchedulerSide:
             config.max_programs,
             self.records.account,
         )
+        self.waits = Waits(
+            gate,
+            FromBelow(tier, self._pool, self.turns, self.groups.hash_size),
+            Bus(self.traffic, costs, self.queues, self.turns),
+            Adapters(max_loras, tier, self.turns),
+            self.queues,
+            self.turns,
+            self.records,
+        )
 
     def _build_decisions(self, config: ContinuumConfig) -> None:
         """Build what decides on finished turns."""
         decider = self.decider
         self.snapshots = Snapshots(
-            self._pool, self.retention, self.tier, decider.costs, self.turns, self.bus
+            self._pool, self.retention, self.tier, decider.costs, self.turns, self.waits.bus
         )
         self._decisions = Decisions(
             decider,
@@ -157,16 +167,16 @@ class SchedulerSide:
             return known
         self.steps.note_change()
         self.steps.expire(now)
-        if self.adapters.arrived(request):
+        if self.waits.adapters.arrived(request):
             self.steps.new_epoch(Cause.WEIGHTS, now, "lora_request")
-        self._stop_strings.expect(request)
+        self._stop_strings.arrived(request)
         turn = self._recognise(request, now)
         program = turn.program
         if program.num_active > 1:
             self.tier.loans.take_back(program.key)
         self.turns.begin(turn)
         gap_s = self.decider.arrived(turn, now)  # first: its program's chains are no longer away
-        self.from_below.expect(turn, request, now)
+        self.waits.from_below.bring_up(turn, request, now)
         returns = not turn.is_stray and self.retention.expect(turn, request.block_hashes)
         self.records.arrived(request, turn, returns, gap_s, now)
         return turn
@@ -227,14 +237,14 @@ class SchedulerSide:
         """How many tokens beyond VRAM's hit a load can bring (None: ask again later), and whether
         the load is asynchronous."""
         turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
-        self.adapters.left(turn)
-        if self.from_below.must_wait(turn, request, now):
+        self.waits.adapters.left(turn)
+        if self.waits.from_below.must_wait(turn, request, now):
             return None, False
         turn.note_vram_hit(num_vram_tokens, self._epochs.of_hit(num_vram_tokens))
         num_tokens = self.tier.find(request, num_vram_tokens)
         if not num_tokens:
             return 0, False
-        if self.bus.hold_back(turn, self.groups.least_blocks(num_tokens), now):
+        if self.waits.bus.hold_back(turn, self.groups.least_blocks(num_tokens), now):
             return None, False
         return num_tokens, True
 
@@ -244,7 +254,7 @@ class SchedulerSide:
         """The request owns its blocks now: queue the load of what it lacks, hand its pin over."""
         self.steps.note_change()
         turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
-        self.adapters.allocated(turn, request, loads=num_external > 0)
+        self.waits.adapters.allocated(turn, request, loads=num_external > 0)
         turn.set_epoch(self._epochs.of_blocks(turn.epoch, request.request_id))
         found = self._nothing_below
         if num_external:
@@ -263,7 +273,7 @@ class SchedulerSide:
     def _begins(self, turn: Turn, request: Any, now: float) -> None:
         """The turn runs for the first time."""
         num_found = sum(turn.hit_tokens.values())
-        self.gate.found(turn, num_found)
+        self.waits.gate.found(turn, num_found)
         self.records.admitted(request, turn, now)
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
         self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
@@ -284,7 +294,7 @@ class SchedulerSide:
         """vLLM preempted a running turn."""
         turn = self.turns.get(request_id)
         if turn is not None:
-            self.adapters.left(turn)
+            self.waits.adapters.left(turn)
             self.turns.preempt(turn)
             self._stock.preempted(request_id)
             self.tier.loans.take_back(turn.program.key)
@@ -299,7 +309,7 @@ class SchedulerSide:
         turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None
-        self._wait_no_more(turn)
+        self.waits.left(turn)
         self.steps.note_change()
         self._stock.finished(request)
         self.room.references_dropped()
@@ -314,12 +324,6 @@ class SchedulerSide:
             return self._end(turn, request, [hold.blocks], end, now)
         finally:
             self._ended.release(hold)
-
-    def _wait_no_more(self, turn: Turn) -> None:
-        """The turn is over: it has no place at the gate, for the bus or for its adapter."""
-        self.gate.left(turn)
-        self.bus.left(turn)
-        self.adapters.left(turn)
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> Sequence[Sequence[Any]]:
         """The blocks with these numbers. Where vLLM's rule finds what is kept, only whether there
@@ -353,12 +357,12 @@ class SchedulerSide:
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn, request, blocks, now)
         # Before the first decision, or the average is one block and this turn counts as hundreds.
-        self._seen.expect(footprint=len(blocks))
+        self._seen.assume(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:
             blocks = NO_BLOCKS
         choice = self._decisions.keep(turn, request, blocks, end, now)
         if turn.is_let_in:
-            self.gate.finished(turn, request.num_tokens, now)
+            self.waits.gate.finished(turn, request.num_tokens, now)
         return answer(turn, choice) if self._echo else None
 
     def end_program(self, key: str, now: float) -> bool:
@@ -407,7 +411,7 @@ class SchedulerSide:
         if not is_on:
             self.steps.forget_all(PinEnd.SWITCHED_OFF, now)
             for turn in filter(None, map(self.turns.end, list(self.turns))):
-                self._wait_no_more(turn)
+                self.waits.left(turn)
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
             self.decider.forget_open(now)
             self._epochs.follow_older(None)  # while we are off, nobody sees new requests
@@ -420,5 +424,5 @@ class SchedulerSide:
         account = self.records.account
         self.records.count_lost()
         account.gauge("programs", len(self.programs))
-        self.gate.update_gauges()
+        self.waits.gate.update_gauges()
         self.snapshots.update_gauges(account)

@@ -83,6 +83,7 @@ class Turn:
     what stock vLLM would have had for it, None if nobody knows (stock.py). `taken`: what a pin held
     for it. `is_let_in`: the gate let it pass, after `held_s`. `was_tried`: vLLM has tried to admit
     it at least once. `below`: what the memory below DRAM had for it, if anything of use.
+    `awaits_below`: it waits for some of that to come up.
     `num_wanted`: blocks that it wants to load, while it waits for the bus. `adapter`: what it uses
     of a step's places for adapters.
     """
@@ -106,6 +107,7 @@ class Turn:
     held_s: float = 0.0
     was_tried: bool = False
     below: Told | None = None
+    awaits_below: bool = False
     num_wanted: int = 0
     adapter: InUse | None = None
     _pin: LivePin | None = None
@@ -161,6 +163,10 @@ class Turn:
     def set_below(self, below: Told | None) -> None:
         """The memory below DRAM has that for it."""
         self.below = below
+
+    def set_awaits_below(self, does: bool) -> None:
+        """It waits for blocks that come up to DRAM, or no longer does."""
+        self.awaits_below = does
 
     def note_tried(self) -> None:
         """vLLM tries to admit it."""
@@ -285,7 +291,7 @@ class StopStrings:
     def __init__(self, tokenizer: BackgroundTokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def expect(self, request: Any) -> None:
+    def arrived(self, request: Any) -> None:
         """A turn arrives; if it has stop strings, begin to load the tokenizer."""
         if _stop_strings(request):
             self._tokenizer.start()

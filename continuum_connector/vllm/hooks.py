@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import methodcaller
 from typing import Any
 
 from vllm.v1.request import RequestStatus
@@ -26,9 +25,10 @@ class Hooks:
         self._scheduler = scheduler
         self._ours = ours
         side = ours.side
+        self._queues = side.queues
         self.order = Order(scheduler, ours) if side.orders else None
         self.allocation = Allocation(scheduler, ours)
-        self.resets = Resets(scheduler, ours, self.order)
+        self.resets = Resets(scheduler, ours)
         self._kv_first = KvFirst(scheduler)
         # Of a vLLM that lacks what these need, no turn loads, and no user's priority ranks turns.
         self._may_load = not probe.is_off(Part.TIER)
@@ -76,7 +76,7 @@ class Hooks:
         self.allocation.before_admission()
         order = self.order
         if order is not None and order.is_on:
-            return min(filter(None, order.queues), key=methodcaller("peek_rank"), default=None)
+            return self._queues.first()
         return self._kv_first.front() or own()
 
 

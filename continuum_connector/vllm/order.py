@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import chain
 from typing import Any
 
 from continuum_connector.scheduler.queue import Front, ProgramQueue
@@ -23,21 +22,12 @@ class Order:
         self._scheduler = scheduler
         self._ours = ours
         self._side = ours.side
-        self.queues = ours.side.queues
-        self._bus = ours.side.bus
+        self._waits = ours.side.waits
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
         # The user's own priorities rank before our order, and alone decide the victims.
         self._has_priorities = compat.preempts_by_priority(scheduler)
-        gate, below, adapters = ours.side.gate, ours.side.from_below, ours.side.adapters
-        # What hides turns on this server: most servers have nothing that does.
-        self._gate = gate if gate.is_on and not self._has_priorities else None
-        self._from_below = below if below.is_needed else None
-        self._adapters = adapters if adapters.max_loras else None
-        hiding = self._gate, self._adapters, self._from_below
-        self._hiding = [each for each in hiding if each is not None]
-        self._holding = [each for each in self._hiding if each is not self._from_below]
         self.is_on = False
         self.switch(True)
 
@@ -54,16 +44,15 @@ class Order:
     def open(self) -> None:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
-        if self.is_on and (any(map(len, self._hiding)) or self._bus.has_turns):
-            num_idle = compat.num_idle_sessions(self._scheduler)
-            self._release(self._ours.let_in(num_idle=num_idle))
+        if self.is_on and self._waits.are_any:
+            self._ours.let_in(compat.num_idle_sessions(self._scheduler))
 
     def close(self) -> None:
         """After a step: turns at the gate, or without an adapter's place, wait because we hold
         them, so they are no backlog."""
-        if self.is_on and any(map(len, self._holding)):
-            held = map(self._scheduler.requests.get, chain.from_iterable(self._holding))
-            compat.count_no_backlog(self._scheduler, filter(None, held))
+        if self.is_on and (held := list(self._waits.held())):
+            requests = map(self._scheduler.requests.get, held)
+            compat.count_no_backlog(self._scheduler, filter(None, requests))
 
     def line_up(self, num_short: int) -> None:
         """Put the turns that vLLM shall preempt for `num_short` blocks at the end of `running`.
@@ -90,35 +79,30 @@ class Order:
         """Put queues of ours in the place of vLLM's, whose order is nobody's to choose."""
         ours = self._ours
         rank = functools.partial(ours.rank, by_priority=self._has_priorities)
+        is_new = None if self._has_priorities else _is_new
         queues: list[ProgramQueue] = []
         for name, stock in self._stock.items():
             for request in stock:  # they came while we were off
                 ours.before_queued(request)
             # New turns join the first queue, or the other one (<= 0.30) if they wait for a grammar.
-            queue = ProgramQueue(
-                rank,
-                holds=ours.holds_back if self._gate is not None else None,
-                hides=self._from_below.hides if self._from_below is not None else None,
-                sets_aside=self._bus.__contains__,
-                passes_over=self._adapters.passes_over if self._adapters is not None else None,
-            )
+            queue = self._waits.make_queue(rank, is_new)
             _move(stock, queue)
             setattr(self._scheduler, name, queue)
             queues.append(queue)
-        self.queues[:] = queues
+        self._waits.queues.use(queues)
 
     def _give_back(self) -> None:
         """Put vLLM's own queues back, with those that wait."""
-        self._release(self._ours.let_in(everybody=True))
-        self.queues.clear()
+        self._ours.let_all_in()
+        self._waits.queues.use(())
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)
             setattr(self._scheduler, name, stock)
 
-    def _release(self, request_ids: Iterable[str]) -> None:
-        for request_id in request_ids:
-            for queue in self.queues:
-                queue.release(request_id)
+
+def _is_new(request: Any) -> bool:
+    """Whether it has never run."""
+    return not (compat.is_preempted(request) or compat.holds_kv(request))
 
 
 def _move(source: Any, target: Any) -> None:

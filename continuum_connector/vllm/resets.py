@@ -61,13 +61,12 @@ def _take_kv(scheduler: Any, request: Any) -> None:
 class Resets:
     """Carries out the resets of one scheduler: vLLM's own, without what hinders them."""
 
-    def __init__(self, scheduler: Any, ours: Any, order: Any) -> None:
-        """`order`: our queues if they replace vLLM's, or None."""
+    def __init__(self, scheduler: Any, ours: Any) -> None:
         side = ours.side
         self._scheduler = scheduler
         self._pool = scheduler.kv_cache_manager.block_pool
         self._ours = ours
-        self._queues = order.queues if order is not None else ()
+        self._queues = side.queues
         traffic, steps = side.traffic, side.steps
         self._ledger, self._holds, self._epochs = traffic.ledger, traffic.holds, steps.epochs
         self._epochs.call_once_begun(self._on_begin)
@@ -140,8 +139,7 @@ class Resets:
             return bool(under_way)
 
         for request_id in forget_loaded(self._scheduler, hold_load):
-            for queue in self._queues:
-                queue.rerank(request_id)  # turns with KV stand before those without
+            self._queues.rerank(request_id)  # turns with KV stand before those without
 
 
 class OlderTurns:

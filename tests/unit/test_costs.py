@@ -262,7 +262,7 @@ def test_every_number_is_a_metric() -> None:
 def test_before_any_copy_was_seen_a_block_takes_what_its_bytes_take_on_a_slow_bus() -> None:
     costs = Costs(512)
     assert costs.load_s(10) == 0.0
-    costs.seen.expect(block_bytes=2 * 2**20)
+    costs.seen.assume(block_bytes=2 * 2**20)
     assert 10 * 2 * 2**20 / 64e9 < costs.load_s(10) < 0.01
     for number in (10, 20, 30, 40):
         costs.seen.stored(number, 0.1 * number)

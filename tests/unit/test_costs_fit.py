@@ -143,7 +143,7 @@ def test_nothing_is_known_before_enough_steps() -> None:
 
 def test_the_base_is_counted_once_per_step() -> None:
     model = PrefillModel(1000)
-    model.expect((1.0, 0.0, 0.0))
+    model.assume((1.0, 0.0, 0.0))
     assert [model.seconds(n) for n in (1, 1000, 1001, 5000)] == [1.0, 1.0, 2.0, 5.0]
 
 

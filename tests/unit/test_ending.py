@@ -34,7 +34,7 @@ def aborted(num_outputs: int, stop: Any) -> Any:
 def loaded(tokenizer: Any) -> StopStrings:
     background = BackgroundTokenizer(lambda: tokenizer)
     stop_strings = StopStrings(background)
-    stop_strings.expect(aborted(0, ["x"]))
+    stop_strings.arrived(aborted(0, ["x"]))
     background.join()
     return stop_strings
 
@@ -84,11 +84,11 @@ def test_the_tokenizer_is_loaded_once_and_only_if_a_turn_has_stop_strings() -> N
 
     background = BackgroundTokenizer(load)
     stop_strings = StopStrings(background)
-    stop_strings.expect(aborted(0, None))
+    stop_strings.arrived(aborted(0, None))
     background.join()
     assert num_loads == 0
     for _ in range(3):
-        stop_strings.expect(aborted(0, ["x"]))
+        stop_strings.arrived(aborted(0, ["x"]))
         background.join()
     assert num_loads == 1
 
@@ -99,6 +99,6 @@ def test_without_a_loadable_tokenizer_a_turn_with_stop_strings_counts_as_ended()
 
     background = BackgroundTokenizer(load)
     stop_strings = StopStrings(background)
-    stop_strings.expect(aborted(0, ["x"]))
+    stop_strings.arrived(aborted(0, ["x"]))
     background.join()
     assert not stop_strings.went_away(aborted(3, ["x"]))

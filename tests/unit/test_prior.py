@@ -78,7 +78,7 @@ def test_it_is_right_to_a_factor_of_three_where_the_lab_was_fitted_to_published_
 def test_a_prompt_costs_what_the_prior_says_until_two_steps_were_seen() -> None:
     costs = Costs(512)
     assert costs.has_prior_prefill
-    costs.seen.expect(prefill=PRIOR)
+    costs.seen.assume(prefill=PRIOR)
     assert costs.prefill_s(1000, 500) == pytest.approx(2 * 0.01 + 0.1 + 1e-9 * 1000 * 1000)
     for _ in range(2):
         assert costs.has_prior_prefill
@@ -92,7 +92,7 @@ def test_a_prompt_costs_what_the_prior_says_until_two_steps_were_seen() -> None:
 def test_a_wrong_prior_is_gone_once_prefills_are_known(factor: float) -> None:
     costs, unbiased = Costs(512), Costs(512)
     wrong = tuple(each * factor for each in PRIOR)
-    costs.seen.expect(prefill=(wrong[0], wrong[1], wrong[2]))
+    costs.seen.assume(prefill=(wrong[0], wrong[1], wrong[2]))
     for number in range(MIN_STEPS):  # too short for a first rate, as turns behind a prefix are
         assert costs.has_prior_prefill
         for each in (costs, unbiased):
@@ -103,7 +103,7 @@ def test_a_wrong_prior_is_gone_once_prefills_are_known(factor: float) -> None:
 
 def test_a_prior_does_not_count_as_known() -> None:
     costs = Costs(512)
-    costs.seen.expect(prefill=PRIOR)
+    costs.seen.assume(prefill=PRIOR)
     gauges = list(costs.gauges(0.0))
     assert ("costs_known", 0.0, "prefill") in gauges
     [per_token] = [value for name, value, label in gauges if label == "0"]

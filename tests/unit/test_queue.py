@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.scheduler import queue as queue_module
-from continuum_connector.scheduler.queue import ProgramQueue
+from continuum_connector.scheduler.queue import ProgramQueue, Queues
 
 
 @dataclass(eq=False)
@@ -229,3 +229,44 @@ def test_who_is_set_aside_counts_and_is_not_shown_but_stands_in_order() -> None:
     queue.release("r1")
     assert queue.first_aside is None
     assert drain(queue) == [1, 3, 9]
+
+
+def test_of_all_queues_the_first_set_aside_is_released_whichever_it_is_in() -> None:
+    aside = {"r0", "r1", "r2"}
+    one, other = (ProgramQueue(Ranks(), sets_aside=aside.__contains__) for _ in range(2))
+    one.prepend_requests([Waiting("r0", 5), Waiting("r1", 3)])
+    other.prepend_request(Waiting("r2", 4))
+    queues = Queues()
+    queues.use((one, other))
+    assert [queues.release_first_aside() for _ in range(4)] == ["r1", "r2", "r0", None]
+    assert (drain(one), drain(other)) == ([3, 5], [4])
+
+
+def test_what_all_queues_are_told_each_of_them_does() -> None:
+    one, (a, b) = make(1, 2)
+    other, (c,) = make(3)
+    c.request_id = "c"
+    queues = Queues()
+    assert (bool(queues), queues.first()) == (False, None)
+    queues.use((one, other))
+    assert (bool(queues), list(queues), queues.first()) == (True, [one, other], one)
+    queues.admit(False)
+    assert (bool(one), bool(other), queues.first()) == (False, False, None)
+    queues.admit(True)
+    b.rank = 0
+    queues.rerank("r1")
+    assert one.peek_request() is b
+    one.remove_requests([a, b])
+    assert queues.first() is other
+    queues.use(())
+    assert not queues
+
+
+def test_the_released_are_let_in_from_the_queue_that_holds_them() -> None:
+    one, other = (ProgramQueue(Ranks(), holds=lambda request: True) for _ in range(2))
+    one.add_request(Waiting("a", 1))
+    other.add_request(Waiting("b", 2))
+    queues = Queues()
+    queues.use((one, other))
+    queues.release(name for name in ("b", "unknown", "a"))
+    assert (drain(one), drain(other)) == ([1], [2])

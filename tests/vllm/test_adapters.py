@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.lora.request import LoRARequest
 
-from continuum_connector.scheduler import adapters
+from continuum_connector.scheduler.waits import adapters
 from tests.vllm.harness import Engine, adapter_named
 from tests.vllm.tiering import MODES, hold, park, run_turn, tiered, wind_down
 
@@ -111,7 +111,7 @@ def test_names_beyond_the_bound_are_forgotten_with_all_that_they_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(adapters, "_MAX_NAMES", 2)
-    named = tiered(max_loras=2).connector.side.adapters
+    named = tiered(max_loras=2).connector.side.waits.adapters
     said = [
         named.arrived(SimpleNamespace(lora_request=adapter_named(name) if name else None))
         for name in ("a", "b", "", "c", "d", "c")
@@ -120,7 +120,7 @@ def test_names_beyond_the_bound_are_forgotten_with_all_that_they_named(
 
 
 def test_a_trainer_that_numbers_its_steps_makes_no_name_grow() -> None:
-    named = tiered(max_loras=2).connector.side.adapters
+    named = tiered(max_loras=2).connector.side.waits.adapters
     for step in range(1000):
         sent = SimpleNamespace(lora_request=LoRARequest("policy", step + 1, "/adapters/policy"))
         assert named.arrived(sent) == (step > 0)

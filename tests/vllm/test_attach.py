@@ -445,7 +445,7 @@ def test_a_bad_config_stops_the_server_with_value_consequence_and_cure(
 def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     """A hook that vLLM renamed would silently never be called."""
     ours = {"set_clock", "attached", "before_queued", "rank", "make_room", "ensure_bound"}
-    ours |= {"begin_epoch", "end_program", "is_on", "holds_back", "let_in"}
+    ours |= {"begin_epoch", "end_program", "is_on", "let_in", "let_all_in"}
     # vLLM 0.26-0.28 only, or 0.30+ only
     ours |= {"bind_gpu_block_pool", "bind_kv_cache_manager"}
     ours |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}

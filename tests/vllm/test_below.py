@@ -110,7 +110,7 @@ class SharedStore(NothingBelow):
             self._traffic.below(self._owner, Kind.WRITE, program, to, slots, now)
 
     # --- up -----------------------------------------------------------------------------
-    def expect(
+    def bring_up(
         self,
         program: str,
         request: Any,
@@ -267,7 +267,7 @@ def test_a_turn_waits_for_what_comes_up_and_others_pass_it(shared: Shared) -> No
     for _ in range(5):
         engine.step()
     assert len(in_flight(engine, Kind.READ)) == 1
-    assert len(engine.connector.side.from_below) == 1
+    assert len(engine.connector.side.waits.from_below) == 1
     assert engine.usage() == 0
     run_turn(engine, "c", 40, seed=99, idle=False)
     assert "b" not in engine.finish_reasons

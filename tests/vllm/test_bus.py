@@ -9,7 +9,7 @@ import pytest
 
 from continuum_connector.costs.prefill import Work
 from continuum_connector.scheduler.tiers.transfers import Kind
-from continuum_connector.scheduler.waiting import MAX_PASSED, TIME_CONSTANT_S
+from continuum_connector.scheduler.waits.bus import MAX_PASSED, TIME_CONSTANT_S
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import MODES
@@ -178,7 +178,7 @@ def test_who_comes_later_and_stands_earlier_has_the_bus_first(async_scheduling: 
 @MODES
 def test_who_loads_or_waits_to_is_counted_and_averaged(async_scheduling: bool) -> None:
     engine = waiting(6, async_scheduling=async_scheduling)
-    bus, now = engine.connector.side.bus, engine.clock
+    bus, now = engine.connector.side.waits.bus, engine.clock
     engine.step()
     assert bus.num_turns(now()) < 0.1  # for one step
     engine.clock.advance(TIME_CONSTANT_S / 2)

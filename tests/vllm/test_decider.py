@@ -450,7 +450,7 @@ def test_a_turn_of_another_context_changes_nothing_of_its_programs_pin() -> None
 # --- adaptive ------------------------------------------------------------------------------
 def test_where_nothing_is_known_to_cost_anything_nothing_is_kept() -> None:
     engine = AgentEngine(200, extra_config={"policy": "adaptive", "dram_bytes": "64MiB"})
-    engine.connector.costs.seen.expect(prefill=(0.0, 0.0, 0.0))
+    engine.connector.costs.seen.assume(prefill=(0.0, 0.0, 0.0))
     engine.run_turn("a", 400, program="p", kv_transfer_params=TOOLS)
     assert engine.num_pins() == 0
     assert engine.total("decisions", "free") == 1

@@ -131,7 +131,7 @@ def test_a_turn_waits_until_its_deadline_and_never_again(
 def test_what_left_vram_while_a_turn_was_in_the_queue_is_read_when_it_is_asked_for() -> None:
     engine = on_disk()
     overrun(engine)
-    ahead = engine.connector.side.from_below
+    ahead = engine.connector.side.waits.from_below
     ahead._num_in_vram = lambda request: 208
     come_back(engine)
     assert not in_flight(engine, Kind.READ)
@@ -765,13 +765,13 @@ def test_of_a_slow_disk_no_more_is_asked_at_once_than_it_writes_in_time(
 def test_a_prefill_is_weighed_with_all_turns_that_it_delays() -> None:
     engine = overrun_with_reads_held()
     below, told = engine.connector.side.tier.below, []
-    real = below.expect
+    real = below.bring_up
 
-    def expect(*args: Any, num_turns: int, **named: Any) -> Any:
+    def bring_up(*args: Any, num_turns: int, **named: Any) -> Any:
         told.append(num_turns)
         return real(*args, num_turns=num_turns, **named)
 
-    below.expect = expect
+    below.bring_up = bring_up
     engine.add("runs", list(range(50)), program="runs", max_tokens=64)
     engine.step()
     come_back(engine, num_steps=1)

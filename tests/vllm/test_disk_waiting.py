@@ -58,7 +58,7 @@ class Waiting:
     def finish(self) -> None:
         self.hold(False)
         self.engine.run_until_idle()
-        assert not len(self.engine.connector.side.from_below)
+        assert not len(self.engine.connector.side.waits.from_below)
         outlast_pins(self.engine)
         come_to_rest(self.engine)
         assert_drained(self.engine)
@@ -78,6 +78,7 @@ def test_vllm_is_not_asked_for_them_again_until_it_is_read(
     engine.run_until_idle(until=lambda: "c" in engine.finish_reasons)
     assert set(waiting.asked) == {"c"}
     engine.abort("b3")
+    assert len(engine.connector.side.waits.from_below) == len(NAMES) - 1
     waiting.finish()
     assert {engine.cached[name] for name in NAMES if name != "b3"} == {(0, 208)}
     assert answers_as_without_a_tier(engine, "c", *(name for name in NAMES if name != "b3"))
@@ -109,7 +110,7 @@ def test_they_are_seen_again_where_there_is_nothing_to_wait_for(how: str) -> Non
 
 
 def test_a_step_looks_at_a_few_of_them_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("continuum_connector.scheduler.waiting.CHECKED_PER_STEP", 2)
+    monkeypatch.setattr("continuum_connector.scheduler.waits.from_below.CHECKED_PER_STEP", 2)
     waiting = Waiting()
     looks: list[str] = []
     below = waiting.engine.connector.side.tier.below
@@ -136,7 +137,7 @@ def test_what_is_read_for_a_turn_is_worth_a_turn_that_is_back(
     side = engine.connector.side
     away, seen = side.decider.away, []
     monkeypatch.setattr(
-        side.from_below, "expect", lambda *_: seen.append(away.forecast_of("job:p"))
+        side.waits.from_below, "bring_up", lambda *_: seen.append(away.forecast_of("job:p"))
     )
     assert away.forecast_of("job:p") is not None
     engine.add("b", engine.next_prompt("a", 16), 4, program="p")

@@ -41,7 +41,7 @@ def crowded(**kwargs: Any) -> AgentEngine:
 
 
 def held(engine: AgentEngine) -> list[str]:
-    gate = engine.side.gate
+    gate = engine.side.waits.gate
     return [request for request in engine.requests if request in list(gate)]
 
 
@@ -135,7 +135,7 @@ def test_a_client_that_goes_away_leaves_nothing_behind(order: tuple[str, ...]) -
     assert (held(engine), len(engine.scheduler.waiting)) == ([], 0)
     engine.run_until_idle()
     assert engine.admissions == ["a"]
-    assert not engine.side.gate._num_held
+    assert not engine.side.waits.gate._num_held
 
 
 def test_the_whole_queue_can_be_ended() -> None:

@@ -218,7 +218,7 @@ def check(engine: Engine) -> None:
         assert not side.turns
         assert not len(side.records.outcomes)
     assert set(side.turns) <= set(engine.scheduler.requests)
-    assert side.bus._num_waiting == sum(turn.num_wanted > 0 for turn in side.turns.all())
+    assert side.waits.bus._num_waiting == sum(turn.num_wanted > 0 for turn in side.turns.all())
     turns = [side.turns.get(request_id) for request_id in side.turns]
     waiting = [turn for turn in turns if not turn.is_admitted]
     for turn in turns:

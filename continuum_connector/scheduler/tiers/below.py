@@ -112,7 +112,7 @@ class Below(Protocol):
         return
 
     # --- turns ---------------------------------------------------------------------------
-    def expect(
+    def bring_up(
         self,
         program: str,
         request: Any,

@@ -93,7 +93,7 @@ class Disk:
         marks, reading = self.marks, self.reading  # which are asked themselves, for speed
         self.grow, self.came, self.used, self.left = marks.grow, marks.came, marks.used, marks.left
         self.are_kept = marks.are_saved
-        self.expect, self.awaits, self.forget = reading.expect, reading.awaits, reading.forget
+        self.bring_up, self.awaits, self.forget = reading.bring_up, reading.awaits, reading.forget
         self._found = Found(traffic.world_size)
         self._num_slots: dict[int, int] = {}  # rank -> how many it has
         self.down_reason = ""

@@ -254,7 +254,7 @@ class Reading:
         return self._traffic.oldest_below_s > self._plan.timeout_s
 
     # --- what turns ask ---------------------------------------------------------------
-    def expect(
+    def bring_up(
         self,
         program: str,
         request: Any,
@@ -265,13 +265,13 @@ class Reading:
     ) -> Told | None:
         """Begin to read what the turn will want, if that is worth it, beside what is being read for
         it already (Below). What was read since `before` is in DRAM by now."""
-        told = self._expect(program, request, num_vram_tokens, num_turns, now)
+        told = self._bring_up(program, request, num_vram_tokens, num_turns, now)
         if told is None:
             return before
         told.num_tokens = max(told.num_tokens, before.num_tokens if before else 0)
         return told
 
-    def _expect(
+    def _bring_up(
         self, program: str, request: Any, num_vram_tokens: int, num_turns: int, now: float
     ) -> OnDisk | None:
         """Returns what the disk has of the turn; None if it has nothing of use."""

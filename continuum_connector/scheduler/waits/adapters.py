@@ -29,7 +29,8 @@ class Adapters:
     """
 
     def __init__(self, max_loras: int, tier: Tier, turns: Turns) -> None:
-        self.max_loras = max_loras
+        self.is_on = max_loras > 0
+        self._max_loras = max_loras
         self._tier = tier
         self._turns = turns
         self._named: dict[str, tuple[str, set[int]]] = {}  # name -> its path, the ids it had there
@@ -71,7 +72,7 @@ class Adapters:
 
     def allocated(self, turn: Turn, request: Any, loads: bool) -> None:
         """vLLM has admitted the turn: to load, or to run."""
-        if not self.max_loras or not request.lora_request:
+        if not self.is_on or not request.lora_request:
             return
         self.left(turn)
         turn.set_adapter(InUse(request.lora_request.adapter_id, loads))
@@ -90,7 +91,7 @@ class Adapters:
             return False
         adapter = request.lora_request.adapter_id
         num_used = len(self._in_use) + (adapter not in self._in_use)
-        if adapter in self._awaited or num_used <= self.max_loras:
+        if adapter in self._awaited or num_used <= self._max_loras:
             return False
         self._passed.append(request.request_id)
         return True
