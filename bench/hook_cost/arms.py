@@ -13,7 +13,7 @@ from typing import Any
 
 from bench.cli import many, positive, teaching_parser
 from bench.common.known_costs import know
-from bench.hook_cost.population import fill_dram, remember_programs, run_turns
+from bench.hook_cost.population import fill_dram, leave_copies, remember_programs, run_turns
 from bench.hook_cost.rivals import RIVALS, num_turns
 from continuum_connector.config import POLICIES
 from tests.vllm.harness import Engine
@@ -101,7 +101,7 @@ def build_arms(
     say("building the stock engine")
     stock = Engine(connector=None, **common)
     fills = not RIVALS.keys().isdisjoint(policies)
-    run_turns(stock, num_turns(args) if fills else num_pins, args.prompt)
+    run_turns(stock, num_turns(args) if fills else num_pins + args.copies, args.prompt)
     arms = [TimedEngine("stock", stock, args, clock)]
     for policy in policies:
         say(f"building {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
@@ -121,7 +121,7 @@ def _connected(
         engine = Engine(
             connector="NothingConnector", connector_module=module, extra_config={}, **common
         )
-        run_turns(engine, num_pins, args.prompt)
+        run_turns(engine, num_pins + args.copies, args.prompt)
         return engine
     config = {"dram_bytes": args.dram_blocks * SLOT_BYTES, "policy": policy}
     config |= {"ttl_s": 3600, "max_ttl_s": 3600}
@@ -130,6 +130,8 @@ def _connected(
     remember_programs(engine.connector.side, args.programs)
     run_turns(engine, num_pins, args.prompt)  # each is pinned
     fill_dram(engine.connector.side, args.dram_blocks, args.programs)
+    if args.copies:
+        leave_copies(engine, args.copies, args.prompt)
     return engine
 
 
@@ -162,6 +164,7 @@ def options(
     add("--programs", type=many, default=10_000, help="programs remembered")
     add("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")
     add("--vram-blocks", type=positive, default=60_000, help="VRAM pool in blocks")
+    add("--copies", type=many, default=0, help="stores of ours that are under way meanwhile")
     add("--prompt", type=positive, default=256, help="prompt tokens of each turn")
     add("--output", type=positive, default=256, help="output tokens, at least")
     add("--steps", type=positive, default=300, help="steps of each arm and row")

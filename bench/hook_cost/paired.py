@@ -2,7 +2,8 @@
 
 Stock and ours take the same step one after the other, and the clock is the CPU time of the
 scheduler's thread: who else uses the machine, and when, hardly shows. What is timed is the
-scheduler's own methods, no hook of ours by itself. Run from the repository root:
+scheduler's own methods, no hook of ours by itself. With `--copies`, the stores of so many turns are
+under way all the time, as many of them as a step's window takes. Run from the repository root:
 
     python -m bench.hook_cost.paired
 """
@@ -34,6 +35,7 @@ def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, A
     return {
         "policy": policy,
         "pins": 0 if policy == NOTHING else len(ours.engine.connector.side.pins),
+        "copies": len(ours.engine.worker.pending),
         "stock_step_us": stock.step_us,
         "step_us": ours.step_us,
     }
@@ -46,7 +48,7 @@ def row(result: dict[str, Any]) -> str:
     median, low, high = np.median(added), *interval(added)
     of_stock = 100 / np.median(stock)
     return (
-        f"| {result['pins']:,} | {result['policy']} | {np.median(stock):.0f} "
+        f"| {result['pins']:,} | {result['copies']} | {result['policy']} | {np.median(stock):.0f} "
         f"| {np.median(ours):.0f} | {median:+.1f} ({low:+.1f} to {high:+.1f}) "
         f"| {median * of_stock:+.1f} ({low * of_stock:+.1f} to {high * of_stock:+.1f}) |"
     )
@@ -75,8 +77,8 @@ def main() -> None:
         if policy != NOTHING or n == args.pins[0]
     ]
     print(f"{args.running} running turns, {args.steps} pairs of steps, CPU time\n")
-    print("| pins | policy | stock, us | ours, us | paired difference, us | % of stock |")
-    print("|---|---|---|---|---|---|")
+    print("| pins | copies | policy | stock, us | ours, us | paired difference, us | % of stock |")
+    print("|---|---|---|---|---|---|---|")
     print("\n".join(row(result) for result in results))
     if args.json:
         args.json.write_text(json.dumps(results))

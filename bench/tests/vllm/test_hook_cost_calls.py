@@ -13,6 +13,7 @@ SMALL = argparse.Namespace(
     running=8,
     waiting=4,
     pins=8,
+    copies=0,
     programs=20,
     dram_blocks=200,
     vram_blocks=2000,
