@@ -37,7 +37,7 @@ class ProgramQueue:
         passes_over: Callable[[Any], bool] | None = None,
     ) -> None:
         """All four hide a request until `release`. `holds(request)`: whether a new request must
-        wait at the gate. `hides(request)`: whether a request that vLLM has skipped is hidden.
+        wait at the gate. `hides(request)`: whether a request that vLLM puts back is hidden.
         `sets_aside(request_id)`: whether such a request is hidden, but kept in order.
         `passes_over(request)`: whether the first in line is hidden before vLLM sees it."""
         self._rank = rank
@@ -122,9 +122,9 @@ class ProgramQueue:
             raise IndexError("rank of an empty queue")
         return first[0]
 
-    def admit(self, may_be: bool) -> None:
-        """Whether any request may be admitted in this step."""
-        self._is_open = may_be
+    def set_open(self, is_open: bool) -> None:
+        """Whether vLLM is shown any request in this step."""
+        self._is_open = is_open
 
     def rerank(self, request_id: str) -> None:
         """The request's place has changed: move it, if it is here."""
@@ -160,7 +160,7 @@ class ProgramQueue:
 
 
 class Queues:
-    """All of ours that turns wait in. None while vLLM's own are in their place."""
+    """All of our queues in one engine; empty while vLLM's own are in their place."""
 
     def __init__(self) -> None:
         self._queues: Sequence[ProgramQueue] = ()
@@ -168,17 +168,14 @@ class Queues:
     def __bool__(self) -> bool:
         return bool(self._queues)
 
-    def __iter__(self) -> Iterator[ProgramQueue]:
-        return iter(self._queues)
-
     def use(self, queues: Sequence[ProgramQueue]) -> None:
         """From now on turns wait in these."""
         self._queues = queues
 
-    def admit(self, may_be: bool) -> None:
-        """Whether any request may be admitted in this step."""
+    def set_open(self, is_open: bool) -> None:
+        """Whether vLLM is shown any request in this step."""
         for queue in self._queues:
-            queue.admit(may_be)
+            queue.set_open(is_open)
 
     def rerank(self, request_id: str) -> None:
         """The request's place has changed: move it, if it waits."""

@@ -16,6 +16,7 @@ from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.program import ProgramTable
+from continuum_connector.scheduler.adapter_names import AdapterNames
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.epochs import Cause
@@ -73,6 +74,7 @@ class SchedulerSide:
         self._stock = parts.records.stock
         self.traffic = parts.traffic
         self.turns = Turns()
+        self.adapter_names = AdapterNames()
         self._pool, self._pop_blocks = parts.pool, parts.pop_blocks
         self._ended = HoldTable(parts.pool, beside=parts.traffic.holds)
         self._stop_strings = parts.stop_strings
@@ -121,7 +123,7 @@ class SchedulerSide:
         self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
 
     def _build_waits(self, config: ContinuumConfig, max_loras: int) -> None:
-        """Build all that a turn may wait for, besides room: bus, adapter, blocks, gate."""
+        """Build all that a turn may wait for, besides room: gate, blocks, bus, adapter."""
         costs = self.decider.costs
         vram, tier = num_usable(self._pool), self.tier
         gate = Gate(
@@ -167,7 +169,7 @@ class SchedulerSide:
             return known
         self.steps.note_change()
         self.steps.expire(now)
-        if self.waits.adapters.arrived(request):
+        if self.adapter_names.arrived(request):
             self.steps.new_epoch(Cause.WEIGHTS, now, "lora_request")
         self._stop_strings.arrived(request)
         turn = self._recognise(request, now)

@@ -81,9 +81,9 @@ class Turn:
     `vram_tokens`: tokens that VRAM had for it when vLLM last looked before it ran; `hit_tokens`:
     tokens of its prompt that were found, by memory, nearest first, once it runs; `stock_tokens`:
     what stock vLLM would have had for it, None if nobody knows (stock.py). `taken`: what a pin held
-    for it. `is_let_in`: the gate let it pass, after `held_s`. `was_tried`: vLLM has tried to admit
-    it at least once. `below`: what the memory below DRAM had for it, if anything of use.
-    `awaits_below`: it waits for some of that to come up.
+    for it. `is_let_in`: the gate let it pass, after `held_s`. `was_tried`: vLLM has tried
+    to admit it, where a memory lies below DRAM. `below`: what that had for it, if anything of use.
+    `awaits_below`: when last asked, it had to wait for some of that to come up.
     `num_wanted`: blocks that it wants to load, while it waits for the bus. `adapter`: what it uses
     of a step's places for adapters.
     """
@@ -164,9 +164,9 @@ class Turn:
         """The memory below DRAM has that for it."""
         self.below = below
 
-    def set_awaits_below(self, does: bool) -> None:
+    def set_awaits_below(self, awaits: bool) -> None:
         """It waits for blocks that come up to DRAM, or no longer does."""
-        self.awaits_below = does
+        self.awaits_below = awaits
 
     def note_tried(self) -> None:
         """vLLM tries to admit it."""

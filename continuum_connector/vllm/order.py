@@ -22,7 +22,7 @@ class Order:
         self._scheduler = scheduler
         self._ours = ours
         self._side = ours.side
-        self._waits = ours.side.waits
+        self._waits, self._queues = ours.side.waits, ours.side.queues
         self._stock = {
             name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
         }
@@ -44,7 +44,7 @@ class Order:
     def open(self) -> None:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
-        if self.is_on and self._waits.are_any:
+        if self.is_on and self._waits.are_due():
             self._ours.let_in(compat.num_idle_sessions(self._scheduler))
 
     def close(self) -> None:
@@ -79,22 +79,22 @@ class Order:
         """Put queues of ours in the place of vLLM's, whose order is nobody's to choose."""
         ours = self._ours
         rank = functools.partial(ours.rank, by_priority=self._has_priorities)
-        is_new = None if self._has_priorities else _is_new
+        has_gate = not self._has_priorities
         queues: list[ProgramQueue] = []
         for name, stock in self._stock.items():
             for request in stock:  # they came while we were off
                 ours.before_queued(request)
             # New turns join the first queue, or the other one (<= 0.30) if they wait for a grammar.
-            queue = self._waits.make_queue(rank, is_new)
+            queue = self._waits.make_queue(rank, _is_new, has_gate)
             _move(stock, queue)
             setattr(self._scheduler, name, queue)
             queues.append(queue)
-        self._waits.queues.use(queues)
+        self._queues.use(queues)
 
     def _give_back(self) -> None:
         """Put vLLM's own queues back, with those that wait."""
         self._ours.let_all_in()
-        self._waits.queues.use(())
+        self._queues.use(())
         for name, stock in self._stock.items():
             _move(getattr(self._scheduler, name), stock)
             setattr(self._scheduler, name, stock)

@@ -249,10 +249,10 @@ def test_what_all_queues_are_told_each_of_them_does() -> None:
     queues = Queues()
     assert (bool(queues), queues.first()) == (False, None)
     queues.use((one, other))
-    assert (bool(queues), list(queues), queues.first()) == (True, [one, other], one)
-    queues.admit(False)
+    assert (bool(queues), queues.first()) == (True, one)
+    queues.set_open(False)
     assert (bool(one), bool(other), queues.first()) == (False, False, None)
-    queues.admit(True)
+    queues.set_open(True)
     b.rank = 0
     queues.rerank("r1")
     assert one.peek_request() is b

@@ -1,5 +1,4 @@
-"""Adapters: a turn that loads keeps a place for its LoRA adapter. It also knows what the adapters'
-names mean, so that no turn gets KV of another adapter that had the name of its own.
+"""Adapters: a turn that loads keeps a place for its LoRA adapter.
 
 A step computes with at most `max_loras` adapters, and vLLM passes over a waiting turn whose adapter
 would be one too many. It counts the adapters of running turns alone (v1/core/sched/scheduler.py,
@@ -17,9 +16,6 @@ from typing import Any
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import InUse, Turn, Turns
 
-_MAX_NAMES = 4096
-_MAX_IDS = 64  # of a name; a trainer may number its steps, and API servers are a few
-
 
 class Adapters:
     """Which adapters are in use. `max_loras`: how many a step can have, 0 if the server has none.
@@ -33,42 +29,18 @@ class Adapters:
         self._max_loras = max_loras
         self._tier = tier
         self._turns = turns
-        self._named: dict[str, tuple[str, set[int]]] = {}  # name -> its path, the ids it had there
         self._in_use: Counter[int] = Counter()  # turns by adapter
         self._awaited: Counter[int] = Counter()  # of those, turns that load, or have loaded
-        self._passed: list[str] = []
+        self._passed: dict[str, None] = {}
         self._has_changed = False
 
-    def __len__(self) -> int:
-        """How many turns were passed over and wait."""
-        return len(self._passed)
-
     def __iter__(self) -> Iterator[str]:
-        """Those turns."""
+        """The turns that were passed over and wait."""
         return iter(self._passed)
 
-    def arrived(self, request: Any) -> bool:
-        """A turn has arrived, and nobody has looked for its KV yet. Return whether its adapter's
-        name may have meant another adapter until now: it has another path, or an id that it never
-        had there. vLLM's hashes have the name alone, from 0.32 on the path too.
-
-        A second API server counts ids of its own, so an id that was there before is no news.
-        """
-        lora = request.lora_request
-        if not lora:
-            return False
-        known = self._named.get(lora.name)
-        is_full = known is None and len(self._named) >= _MAX_NAMES
-        if is_full:  # safe: our answer begins an epoch, and KV of all these names is forgotten
-            self._named.clear()
-        path, ids = known or (lora.path, set())
-        if path == lora.path and lora.adapter_id in ids:
-            return False
-        if path != lora.path or len(ids) >= _MAX_IDS:
-            ids = set()
-        self._named[lora.name] = lora.path, ids
-        ids.add(lora.adapter_id)
-        return is_full or known is not None
+    def is_due(self) -> bool:
+        """Whether there is one."""
+        return bool(self._passed)
 
     def allocated(self, turn: Turn, request: Any, loads: bool) -> None:
         """vLLM has admitted the turn: to load, or to run."""
@@ -79,8 +51,11 @@ class Adapters:
         self._count(turn.adapter, 1)
 
     def left(self, turn: Turn) -> None:
-        """The turn neither runs nor loads: it is over, was preempted, or has lost what it
-        loaded."""
+        """The turn neither runs nor loads, nor waits here: it is over, was preempted, or has lost
+        what it loaded."""
+        if not self.is_on:
+            return
+        self._passed.pop(turn.request_id, None)
         self._count(turn.adapter, -1)
         turn.set_adapter(None)
 
@@ -93,16 +68,17 @@ class Adapters:
         num_used = len(self._in_use) + (adapter not in self._in_use)
         if adapter in self._awaited or num_used <= self._max_loras:
             return False
-        self._passed.append(request.request_id)
+        self._passed[request.request_id] = None
         return True
 
     def let_in(self, everybody: bool = False) -> Iterator[str]:
         """Yield the turns that were passed over, if that may be different now. `everybody`: yield
         all of them, and forget who loads, so that none is passed over again."""
-        for turn in self._turns.all() if everybody else ():
-            self.left(turn)
         if self._has_changed or everybody or not self._tier.is_up:
-            passed, self._passed, self._has_changed = self._passed, [], False
+            passed, self._passed = self._passed, {}
+            for turn in self._turns.all() if everybody else ():
+                self.left(turn)
+            self._has_changed = False
             yield from passed
 
     def _count(self, use: InUse | None, change: int) -> None:

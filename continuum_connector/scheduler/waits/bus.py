@@ -42,9 +42,9 @@ class Bus:
         turn = self._turns.get(request_id)
         return turn is not None and turn.num_wanted > 0
 
-    def __len__(self) -> int:
-        """How many turns wait, or else were passed over in the last step."""
-        return self._num_waiting or self._num_passed
+    def is_due(self) -> bool:
+        """Whether a turn waits, or was passed over in the last step."""
+        return bool(self._num_waiting or self._num_passed)
 
     def hold_back(self, turn: Turn, num_blocks: int, now: float) -> bool:
         """Make the turn, which asks to load `num_blocks`, wait if the loads under way will take
@@ -55,14 +55,14 @@ class Bus:
         turn.set_num_wanted(num_blocks)
         self._num_passed += 1
         if self._num_passed >= MAX_PASSED:
-            self._queues.admit(False)
+            self._queues.set_open(False)
         return True
 
     def new_step(self, now: float) -> None:
         """Let vLLM ask the first turns in line again: as many as fill the bus. If no load is under
         way, a step's share of them (MAX_PASSED), since they may not need a load any more."""
         self._num_passed = 0
-        self._queues.admit(True)
+        self._queues.set_open(True)
         is_idle, num_recalled, num_blocks = not self._traffic.num_loads, 0, 0
         while self._num_waiting:
             is_enough = num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now)
@@ -84,7 +84,7 @@ class Bus:
         self._num_passed = 0
         while self._num_waiting:
             self._recall()
-        self._queues.admit(True)
+        self._queues.set_open(True)
 
     def left(self, turn: Turn) -> None:
         """The turn waits no more, or is over."""

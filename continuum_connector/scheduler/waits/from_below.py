@@ -16,7 +16,8 @@ AGAIN_S = 0.01  # a turn admitted sooner than this is not looked up again: its b
 
 class FromBelow:
     """Has blocks brought up to DRAM for waiting turns, and hides from vLLM the turns that wait for
-    them. Does nothing where none can come up."""
+    them; in vLLM's own queues such a turn is asked in every step. Does nothing where none can come
+    up."""
 
     def __init__(self, tier: Tier, pool: BlockPool, turns: Turns, token_size: int) -> None:
         """`token_size`: tokens per block hash."""
@@ -62,8 +63,8 @@ class FromBelow:
         return turn.awaits_below
 
     def hides(self, request: Any) -> bool:
-        """Whether to hide from vLLM a request that it has just passed over, until `let_in` yields
-        it. In every step vLLM looks up the prompts of all requests that it sees."""
+        """Whether to hide from vLLM a request that it puts back, because `must_wait` said so, until
+        `let_in` yields it. In every step vLLM looks up the prompts of all requests that it sees."""
         turn = self._turns.get(request.request_id)
         if turn is None or not turn.awaits_below:
             return False
@@ -84,6 +85,10 @@ class FromBelow:
                 self._hidden[request_id] = turn
             else:
                 yield request_id
+
+    def is_due(self) -> bool:
+        """Whether a turn is hidden."""
+        return bool(self._hidden)
 
     def left(self, turn: Turn) -> None:
         """The turn is over."""

@@ -108,6 +108,10 @@ class Gate:
     def __len__(self) -> int:
         return len(self._line)
 
+    def is_due(self) -> bool:
+        """Whether a turn is held."""
+        return bool(self._line)
+
     def __iter__(self) -> Iterator[str]:
         """The requests that wait here."""
         return (turn.request_id for turn in self._line)

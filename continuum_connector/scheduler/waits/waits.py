@@ -1,4 +1,5 @@
-"""Waits: what a turn in the queue may wait for, besides room. Meanwhile vLLM does not see it.
+"""Waits: what a turn in the queue may wait for, besides room. Meanwhile vLLM counts it, but is not
+shown it.
 
 - Gate: a place among the programs under way. Looked at when the turn is queued.
 - FromBelow: blocks that come up to DRAM. Looked at when vLLM tries the turn.
@@ -26,8 +27,8 @@ class Wait(Protocol):
 
     is_on: bool
 
-    def __len__(self) -> int:
-        """How many turns it hides."""
+    def is_due(self) -> bool:
+        """Whether there is something to do before the next step."""
 
     def left(self, turn: Turn) -> None:
         """The turn is over, and waits no more."""
@@ -47,7 +48,7 @@ class Waits:
         records: Records,
     ) -> None:
         self.gate, self.from_below, self.bus, self.adapters = gate, from_below, bus, adapters
-        self.queues = queues
+        self._queues = queues
         self._turns = turns
         self._records = records
         # Those that this server has: the bus alone on most.
@@ -56,29 +57,28 @@ class Waits:
         self._held = [wait for wait in (gate, adapters) if wait.is_on]
 
     def make_queue(
-        self, rank: Callable[[Any], Rank], is_new: Callable[[Any], bool] | None
+        self, rank: Callable[[Any], Rank], is_new: Callable[[Any], bool], has_gate: bool
     ) -> ProgramQueue:
         """A queue in which turns wait for them. `is_new(request)`: whether a request that is queued
-        has not run yet, so that the gate may hold it; None: the gate holds nobody."""
+        has not run yet, so that the gate may hold it. `has_gate`: whether it may hold any."""
 
         def is_held(request: Any) -> bool:
             turn = self._turns.get(request.request_id)
-            if turn is None or is_new is None or not is_new(request):
+            if turn is None or not is_new(request):
                 return False
             return self.gate.holds(turn, request.num_tokens, len(self._turns), turn.arrival)
 
         return ProgramQueue(
             rank,
-            holds=is_held if self.gate.is_on and is_new is not None else None,
+            holds=is_held if self.gate.is_on and has_gate else None,
             hides=self.from_below.hides if self.from_below.is_on else None,
             sets_aside=self.bus.__contains__,
             passes_over=self.adapters.passes_over if self.adapters.is_on else None,
         )
 
-    @property
-    def are_any(self) -> bool:
-        """Whether a turn waits, or the bus passed one over in the last step."""
-        return any(map(len, self._on))
+    def are_due(self) -> bool:
+        """Whether there is something to do before the next step."""
+        return any(wait.is_due() for wait in self._on)
 
     def held(self) -> Iterator[str]:
         """The requests that wait because we hold them back, not for a copy."""
@@ -88,25 +88,25 @@ class Waits:
         """Before a step: show vLLM the turns that need not wait any more. `num_idle`: how many
         turns wait for their client."""
         self.bus.new_step(now)
-        self.queues.release(self.from_below.let_in(now))
-        self.queues.release(self.adapters.let_in())
-        self._pass(self.gate.open(len(self._turns) - num_idle, now), now)
+        self._queues.release(self.from_below.let_in(now))
+        self._queues.release(self.adapters.let_in())
+        self._through_gate(self.gate.open(len(self._turns) - num_idle, now), now)
 
     def let_all_in(self, now: float) -> None:
         """Show vLLM all turns: none waits any more."""
         self.bus.end()
-        self.queues.release(self.from_below.let_in(now, everybody=True))
-        self.queues.release(self.adapters.let_in(everybody=True))
-        self._pass(self.gate.let_all_in(now), now)
+        self._queues.release(self.from_below.let_in(now, everybody=True))
+        self._queues.release(self.adapters.let_in(everybody=True))
+        self._through_gate(self.gate.let_all_in(now), now)
 
     def left(self, turn: Turn) -> None:
         """The turn is over, and waits for nothing any more."""
         for wait in self._on:
             wait.left(turn)
 
-    def _pass(self, let_in: Iterable[LetIn], now: float) -> None:
-        """These pass the gate."""
+    def _through_gate(self, let_in: Iterable[LetIn], now: float) -> None:
+        """Record each, and show it to vLLM."""
         for turn, because in let_in:
             said = {"because": because.value, "held_s": turn.held_s}
             self._records.happened("let_in", now, turn, **said)
-            self.queues.release((turn.request_id,))
+            self._queues.release((turn.request_id,))
