@@ -7,7 +7,6 @@ KVCacheManager, BlockPool, Request with chained block hashes. Modelled: how long
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,7 +71,6 @@ class Progress:
 
     request: Request
     script: Sequence[int]
-    admitted: float = math.inf  # when the step began that first computed for it
     first_token: float = 0.0
     num_local: int = 0  # prompt tokens found in VRAM
     num_external: int = 0  # brought by the connector
@@ -187,9 +185,6 @@ class Engine:
             self.busy_s += seconds
         else:  # nothing to compute: until a copy settles or a turn arrives
             seconds = max(wake() - now, self.machine.gpu.step_s)
-        for request_id in step.num_scheduled_tokens:
-            progress = self._progress[request_id]
-            progress.admitted = min(progress.admitted, now)
         self.clock.now = now + seconds
         self.num_steps += 1
         self.num_preemptions += len(compat.preempted_ids(step))

@@ -31,7 +31,6 @@ class Running:
     plan: ProgramPlan
     next_turn: int = 0
     began: float = 0.0
-    service_s: float = 0.0
     open: set[str] = field(default_factory=set)
     due: float | None = None  # when its next turn arrives, once that is known
     ended: float | None = None
@@ -74,7 +73,7 @@ class Lab:
         arrived = self._due
         if not index:
             running.began = arrived
-        asking = Asking(running.plan, turn, index, running.began, running.service_s)
+        asking = Asking(running.plan, turn, index, running.began)
         request_id = f"{name}/{index}"
         self._sent[request_id] = (running, index, arrived)
         running.next_turn += 1
@@ -93,7 +92,6 @@ class Lab:
     def _answered(self, finished: Finished) -> None:
         running, index, arrived = self._sent.pop(finished.request_id)
         progress, plan = finished.progress, running.plan
-        running.service_s += finished.at - progress.admitted
         turn = plan.turns[index]
         self.turns.append(
             TurnRecord(

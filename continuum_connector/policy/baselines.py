@@ -17,8 +17,6 @@ client that went away. The least recently used blocks leave DRAM first.
 ProgramOrder keeps nothing, but serves waiting turns by the arrival of their programs. That is the
 larger part of what Continuum gains (its section 4.3), so what retention adds is measured against
 this policy, not against stock vLLM.
-
-Other papers' rules are the lab's (bench/sim/policies.py).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.sim.policies import Oracle
+from bench.sim.arms.oracles import Oracle
 from continuum_connector.policy.adaptive import FORESEEN, HOLD_S
 from continuum_connector.policy.base import FinishedTurn, Pin, Snapshot, name_of
 from continuum_connector.programs.program import Hints

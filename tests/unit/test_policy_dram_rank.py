@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.sim.policies import Oracle
+from bench.sim.arms.oracles import Oracle
 from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import Resident

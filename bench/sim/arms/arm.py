@@ -33,7 +33,6 @@ class Asking:
     turn: TurnPlan
     index: int
     program_arrival: float  # when the program's first turn arrived
-    service_s: float  # seconds that its turns have run so far, their waits left out
 
 
 def no_priority(asking: Asking) -> int:
@@ -44,11 +43,6 @@ def no_priority(asking: Asking) -> int:
 def by_program(asking: Asking) -> int:
     """Older programs first: microseconds since the run began."""
     return round(asking.program_arrival * 1e6)
-
-
-def by_service(asking: Asking) -> int:
-    """Programs that have run for less go first: microseconds of service so far."""
-    return round(asking.service_s * 1e6)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from bench.common.plans import Workload
 from bench.sim.arms.arm import Asking, Away, LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
-from bench.sim.policies import ContextServe, Infercept
 from bench.sim.workers import OurWorker, Worker
 from continuum_connector.costs.prior import Shape, device_named, prefill_prior
 from continuum_connector.policy.adaptive import Adaptive
@@ -108,14 +107,6 @@ def _fixed_ttl(engine: Engine, away: Away) -> RetentionPolicy:
     return FixedTtlRanked(config.ttl_s, config.max_ttl_s)
 
 
-def _infercept(engine: Engine, away: Away) -> RetentionPolicy:
-    return Infercept(engine.connector.config.max_ttl_s)
-
-
-def _contextserve(engine: Engine, away: Away) -> RetentionPolicy:
-    return ContextServe(engine.connector.config.max_ttl_s)
-
-
 def ours(
     policy: str,
     title: str,
@@ -165,14 +156,6 @@ OURS = (
             "released",
         ),
         args=without_tools,
-    ),
-    replace(
-        ours("stock", "InferCept's least waste, over ours", name="infercept"),
-        prepare=deciding(_infercept),
-    ),
-    replace(
-        ours("released", "ContextServe's rules, over ours", name="contextserve"),
-        prepare=deciding(_contextserve),
     ),
     ours("lru_offload", "ours, everything to DRAM, least recently used leaves"),
     ours("program_order", "ours, order only"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bench.common.arms import Role
-from bench.sim.arms.arm import Away, LabArm, by_program, by_service, connector
+from bench.sim.arms.arm import Away, LabArm, by_program, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine, Model
 from bench.sim.rival_workers import LmcacheWorker, OffloadingWorker, SimpleWorker, TieringWorker
@@ -27,18 +27,12 @@ def in_order(arm: LabArm) -> LabArm:
     )
 
 
-def _simple(name: str, title: str, is_lazy: bool) -> LabArm:
-    def transfer(machine: Machine) -> Any:
-        return connector(
-            "SimpleCPUOffloadConnector",
-            cpu_bytes_to_use=machine.dram_bytes,
-            lazy_offload=is_lazy,
-        )
+def _simple_transfer(machine: Machine) -> Any:
+    return connector("SimpleCPUOffloadConnector", cpu_bytes_to_use=machine.dram_bytes)
 
-    def worker(engine: Engine, bus: Bus) -> Worker:
-        return SimpleWorker(bus, engine.machine.block_bytes)
 
-    return LabArm(name, title, transfer, worker)
+def _simple_worker(engine: Engine, bus: Bus) -> Worker:
+    return SimpleWorker(bus, engine.machine.block_bytes)
 
 
 def _offloading(name: str, title: str, policy: str) -> LabArm:
@@ -97,11 +91,9 @@ def _lmcache_refuses(model: Model) -> str:
     )
 
 
-_STOCK = LabArm("stock", "plain vLLM")
 _BASES = (
-    _STOCK,
-    _simple("simple", "vLLM's SimpleCPUOffloadConnector, eager", is_lazy=False),
-    _simple("simple-lazy", "vLLM's SimpleCPUOffloadConnector, lazy", is_lazy=True),
+    LabArm("stock", "plain vLLM"),
+    LabArm("simple", "vLLM's SimpleCPUOffloadConnector", _simple_transfer, _simple_worker),
     _offloading("offloading", "vLLM's OffloadingConnector, LRU", "lru"),
     _offloading("offloading-arc", "vLLM's OffloadingConnector, ARC", "arc"),
     LabArm(
@@ -122,14 +114,4 @@ _BASES = (
         refuses=_lmcache_refuses,
     ),
 )
-RIVALS = (
-    *(arm for base in _BASES for arm in (base, in_order(base))),
-    replace(
-        _STOCK,
-        name="plas",
-        title="Autellix's order: programs that have run for less go first; without its queue "
-        "levels",
-        priority=by_service,
-        scheduling="priority",
-    ),
-)
+RIVALS = tuple(arm for base in _BASES for arm in (base, in_order(base)))

@@ -17,7 +17,7 @@ from bench.tests.vllm.lab import play
 
 MODEL, BLOCK, NUM_STATES = "qwen3-next-80b-fp8", 544, 3
 TURNS = ((5_000, 100), (700, 100), (2_000, 30), (2_000, 30))  # tokens asked and answered
-KEEPS = ("stock", "infinite", "simple", "simple-lazy", "offloading")
+KEEPS = ("stock", "infinite", "simple", "offloading")
 
 
 def workload(num_programs: int = 3) -> Workload:
