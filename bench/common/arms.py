@@ -18,7 +18,6 @@ class Role(enum.Enum):
     RELATED = "related"  # another policy on our connector: judged against, but no rival
     RIVAL = "rival"  # a server without our connector could run it, or the paper's did
     ORACLE = "oracle"  # knows the future, or has room for everything: shown, never the best
-    UNPROVEN = "unproven"  # a model that is known to err: shown, compared with nobody
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,12 @@ class Running:
 
 
 class Lab:
-    """One run. `play` may be called once. Raises ValueError if the arm refuses the machine."""
+    """One run. `play` may be called once. Raises ValueError if the arm lacks a disk."""
 
     def __init__(self, machine: Machine, arm: LabArm, workload: Workload) -> None:
         self.clock = Clock()
         self.agenda = Agenda()
-        if reason := arm.refuses(machine.model) or arm.lacks(machine.drive is not None):
+        if reason := arm.lacks(machine.drive is not None):
             raise ValueError(f"{arm.name}: {reason}")
         machine = arm.machine(machine, workload)
         self.bus = Bus(machine.pcie_rate, machine.pcie_both)

@@ -26,7 +26,6 @@ import msgspec
 from bench.cli import any_number, many, start, teaching_parser
 from bench.sim import runner
 from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
-from bench.sim.hardware import MODELS
 from bench.sim.job import Job, Result
 from bench.sim.matrix_page import origin, page
 from bench.sim.pair import FIRST_TTFT
@@ -41,7 +40,7 @@ PAGE = PATH.with_name("MATRIX.md")
 
 @dataclass(frozen=True)
 class Ran:
-    """What a call ran. `results`: of this code alone, refused jobs included."""
+    """What a call ran. `results`: of this code alone."""
 
     command: str
     cells: list[Cell]
@@ -71,13 +70,11 @@ def ran(parser: argparse.ArgumentParser, said: argparse.Namespace, matrix: Matri
         raise ToldError(f"no cell is called --cells {said.cells}; see {matrix.path.name}")
     arms = _arms(said.arms)
     asked = [job(c, arm, seed) for c in cells for arm in arms_of(c, arms) for seed in seeds]
-    refused = {each.key: Result(each, error=why) for each in asked if (why := refusal(each))}
-    jobs = [each for each in asked if each.key not in refused]
     command = shown(shlex.join([*parser.prog.split(), *sys.argv[1:]]))
-    done = runner.run(jobs, said.out, num_workers=said.workers, play=play, command=command)
+    done = runner.run(asked, said.out, num_workers=said.workers, play=play, command=command)
     # What other code did, and this call did not come to, is left out.
     results = [each for each in done.results if each.code == code_mark()]
-    return Ran(command, cells, arms, seeds, asked, [*results, *refused.values()], done)
+    return Ran(command, cells, arms, seeds, asked, results, done)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -139,14 +136,6 @@ def arms_of(cell: Cell, arms: Sequence[str]) -> list[str]:
 def job(cell: Cell, arm: str, seed: int) -> Job:
     """One run; the cell is in it whole, so that a changed one is run again."""
     return Job(arm, cell.workload, {"cell": cell.name, **cell.said}, seed=seed)
-
-
-def refusal(one: Job) -> str:
-    """Why no server of the job's arm starts with its model, "" if one does."""
-    from bench.sim.arms import ARMS
-
-    model = one.params.get("model")
-    return ARMS[one.arm].refuses(MODELS[str(model)]) if model else ""
 
 
 def play(one: Job) -> RunRecord:

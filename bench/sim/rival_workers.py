@@ -1,7 +1,7 @@
 """The worker halves of others, modelled, as workers.py models ours.
 
 vLLM's two connectors copy asynchronously: a step waits for copies only where a preempted
-request's blocks are about to be reused. LMCache's waits for every copy.
+request's blocks are about to be reused.
 """
 
 from __future__ import annotations
@@ -115,25 +115,6 @@ class TieringWorker(OffloadingWorker):
 
     def next_done(self) -> float:
         return min(super().next_done(), self.disk.next_done())
-
-
-@dataclass
-class LmcacheWorker(Worker):
-    """LMCache's: the forward pass waits for the loads, the next step for the stores."""
-
-    bus: Bus
-    token_bytes: int
-
-    def start(self, step: Any, now: float, end: float) -> float:
-        plan = step.kv_connector_metadata
-        load_s = self._copy(Way.LOAD, plan.num_loaded, now)
-        return load_s + self._copy(Way.STORE, plan.num_stored, end + load_s)
-
-    def _copy(self, way: Way, num_tokens: int, now: float) -> float:
-        """Seconds until they are copied; nothing else is on the bus meanwhile."""
-        if not num_tokens:
-            return 0.0
-        return _wait(self.bus, [self.bus.submit(way, num_tokens * self.token_bytes, now)], now)
 
 
 def _take(copies: dict[int, Copy], now: float) -> list[int]:

@@ -1,8 +1,8 @@
 """Does the lab tell what was measured? Every published cell, and our own runs on a GPU, beside what
 the lab makes of it.
 
-Only the FCFS column was fitted to (`mfu` and `step_s` in hardware.py); Continuum's and LMCache's
-are held out, and so are our own, and what single turns take.
+Only the FCFS column was fitted to (`mfu` and `step_s` in hardware.py); Continuum's are held out,
+and so are our own, and what single turns take.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from bench.sim.published import (
     DRAM_GB,
     ENDS,
     FCFS,
-    LMCACHE,
     OUR_MACHINE,
     OUR_WINDOW_S,
     SECOND_TURN,
@@ -79,7 +78,6 @@ COLUMNS = (
     Column("FCFS: `stock` (fitted)", "stock", FCFS),
     *(Column(f"Continuum: `{arm}`", arm, CONTINUUM) for arm in FORK),
     Column("Continuum: `stock+order`", "stock+order", CONTINUUM),
-    Column("LMCache: `lmcache`", "lmcache", LMCACHE),
 )
 
 
@@ -90,7 +88,6 @@ def _ends(policy: str) -> Table:
 OF_TURNS = (
     Column("FCFS T8/T1: `stock`", "stock", _ends("FCFS"), last_to_first),
     *(Column(f"Continuum T8/T1: `{a}`", a, _ends("Continuum"), last_to_first) for a in FORK),
-    Column("LMCache T8/T1: `lmcache`", "lmcache", _ends("LMCache"), last_to_first),
     *(Column(f"Continuum T2, s: `{arm}`", arm, SECOND_TURN, second_turn) for arm in FORK),
 )
 OUR_ARMS = {"none": "stock", "continuum": "adaptive", "simple": "simple"}  # in the lab

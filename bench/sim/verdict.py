@@ -20,7 +20,7 @@ P99_PROGRAMS = 100  # of fewer, the P99 is the slowest one: shown, not judged
 @dataclass(frozen=True)
 class Verdict:
     """One cell: JCT by arm in seconds, the mean of the seeds' means and the P99 of their programs
-    together. Oracles and models that err are shown and never the best.
+    together. Oracles are shown and never the best.
 
     `num_programs`: over all seeds; `busy`: share of our runs' time in which the GPU computes;
     `failed`: arms of which a run failed, and why. Such an arm has no mean, and every ratio to it
@@ -85,8 +85,7 @@ def is_rival(arm: str) -> bool:
 
 
 def _fair(values: Mapping[str, float]) -> dict[str, float]:
-    unfair = {Role.ORACLE, Role.UNPROVEN}
-    return {arm: value for arm, value in values.items() if role_of(arm) not in unfair}
+    return {arm: value for arm, value in values.items() if role_of(arm) is not Role.ORACLE}
 
 
 def _over_least(values: Mapping[str, float], but: str = "") -> float:

@@ -417,7 +417,7 @@ def test_the_lab_says_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_every_arm_of_every_plan_but_lmcache_has_its_like_in_the_lab() -> None:
-    """The lab's model of LMCache errs, so it says nothing (bench/sim/FINDINGS.md)."""
+    """The lab has no model of LMCache (bench/sim/FINDINGS.md)."""
     planned = {arm for size in steps.SIZES for arm in size.arms}
     assert planned - predict.IN_LAB.keys() == {"lmcache-mp"}
     assert "lmcache-mp" not in predict.PREDICTED.read_text()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bench.common.arms import Arm
 from bench.common.plans import ProgramPlan, TurnPlan, Workload
 from bench.sim.bus import Bus
-from bench.sim.hardware import Machine, Model
+from bench.sim.hardware import Machine
 from bench.sim.workers import Worker
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def by_program(asking: Asking) -> int:
 class LabArm(Arm):
     """`transfer` builds vLLM's KV transfer config; `worker` what copies; `prepare` may set the
     engine up further: our clock, an oracle's knowledge. `args` are the fields a client sends along;
-    `machine` replaces the machine, for arms that no machine could run; `refuses` says why no server
-    with that model starts, "" if one does; `needs_disk`: it is nothing of its own without one."""
+    `machine` replaces the machine, for arms that no machine could run; `needs_disk`: it is nothing
+    of its own without one."""
 
     transfer: Callable[[Machine], KVTransferConfig | None] = lambda machine: None
     worker: Callable[[Engine, Bus], Worker] = lambda engine, bus: Worker(bus)
@@ -59,7 +59,6 @@ class LabArm(Arm):
     prepare: Callable[[Engine, Away], None] = lambda engine, away: None
     machine: Callable[[Machine, Workload], Machine] = lambda machine, workload: machine
     scheduling: str = "fcfs"
-    refuses: Callable[[Model], str] = lambda model: ""
     needs_disk: bool = False
 
     def lacks(self, has_disk: bool) -> str:

@@ -1,15 +1,14 @@
-"""Rivals: what a server without us could run. vLLM's own classes, and a model of LMCache."""
+"""Rivals: what a server without us could run, with vLLM's own classes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.common.arms import Role
 from bench.sim.arms.arm import Away, LabArm, by_program, connector
 from bench.sim.bus import Bus
-from bench.sim.hardware import Machine, Model
-from bench.sim.rival_workers import LmcacheWorker, OffloadingWorker, SimpleWorker, TieringWorker
+from bench.sim.hardware import Machine
+from bench.sim.rival_workers import OffloadingWorker, SimpleWorker, TieringWorker
 from bench.sim.workers import Worker
 
 if TYPE_CHECKING:
@@ -69,28 +68,6 @@ def _use_disk(engine: Engine, away: Away) -> None:
     tier.use(engine.disk, engine.clock)
 
 
-def _lmcache_transfer(machine: Machine) -> Any:
-    num_bytes, token_bytes = machine.dram_bytes, machine.model.token_bytes
-    num_tokens = num_bytes // token_bytes
-    return connector("LmcacheModel", "bench.sim.lmcache", num_tokens=num_tokens)
-
-
-def _lmcache_worker(engine: Engine, bus: Bus) -> Worker:
-    return LmcacheWorker(bus, engine.machine.model.token_bytes)
-
-
-def _lmcache_refuses(model: Model) -> str:
-    """LMCacheConnectorV1 is no SupportsHMA (vLLM 0.26 to 0.33): VllmConfig disables the hybrid KV
-    cache manager beside it, without which unify_hybrid_kv_cache_specs raises."""
-    if model.states is None:
-        return ""
-    return (
-        "vLLM disables its hybrid KV cache manager beside LMCacheConnectorV1, so a server whose "
-        "model has states does not start; LMCache's server of its own, which takes such models, "
-        "is not modelled"
-    )
-
-
 _BASES = (
     LabArm("stock", "plain vLLM"),
     LabArm("simple", "vLLM's SimpleCPUOffloadConnector", _simple_transfer, _simple_worker),
@@ -103,15 +80,6 @@ _BASES = (
         _tiering_worker,
         prepare=_use_disk,
         needs_disk=True,
-    ),
-    LabArm(
-        "lmcache",
-        "a model of LMCache 0.3.7 that errs by up to 1.7, so compared with nobody: chunks of 256 "
-        "tokens, LRU, copies that the step waits for",
-        _lmcache_transfer,
-        _lmcache_worker,
-        role=Role.UNPROVEN,
-        refuses=_lmcache_refuses,
     ),
 )
 RIVALS = tuple(arm for base in _BASES for arm in (base, in_order(base)))

@@ -49,7 +49,7 @@ def test_a_run_repeats_exactly_in_another_process(tmp_path: Path) -> None:
     assert msgspec.json.decode(written.read_bytes(), type=RunRecord) == here
 
 
-@pytest.mark.parametrize("arm", ["stock", "simple", "offloading", "lmcache", "oracle"])
+@pytest.mark.parametrize("arm", ["stock", "simple", "offloading", "oracle"])
 def test_a_run_repeats_exactly(arm: str) -> None:
     first, again = (play(arm, small_workload(), small_machine()) for _ in range(2))
     assert without_wall(first) == without_wall(again)

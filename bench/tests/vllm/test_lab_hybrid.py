@@ -101,8 +101,3 @@ def test_an_arm_lets_go_of_every_block_of_every_group(arm: str) -> None:
     pool = lab.engine.scheduler.kv_cache_manager.block_pool
     assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
     assert math.isinf(lab.engine.worker.next_done())
-
-
-def test_lmcache_refuses_a_model_with_states_and_says_why() -> None:
-    with pytest.raises(ValueError, match=r"lmcache: .* does not start"):
-        play("lmcache", workload(), on())
