@@ -26,7 +26,6 @@ class Copy:
     way: Way
     num_bytes: float
     not_before: float
-    submitted: float
     left: float
     began: float = math.inf
     done: float = math.inf
@@ -53,7 +52,7 @@ class Link:
         """Queue a copy whose bytes may flow from `not_before` on."""
         self.advance(now)
         left = num_bytes + self._latency_s * self._alone[way]
-        copy = Copy(way, num_bytes, max(now, not_before), now, left)
+        copy = Copy(way, num_bytes, max(now, not_before), left)
         self._queues[way].append(copy)
         self.num_bytes[way] += num_bytes
         return copy

@@ -18,7 +18,7 @@ import tomllib
 from bench.common.plans import Workload
 from bench.sim.hardware import GB, Machine, machine
 from bench.sim.job import Plain
-from bench.sim.load import Demand, demand, stretched
+from bench.sim.load import demand, stretched
 from bench.sim.workloads import registry
 
 PATH = Path(__file__).with_name("matrix.toml")
@@ -59,13 +59,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Scene:
-    """A cell and a seed, ready to be played. `demand`: of the workload as it is played."""
+    """A cell with a seed, ready to be played; `window_s`: in which programs arrive."""
 
-    cell: Cell
-    seed: int
     machine: Machine
     workload: Workload
-    demand: Demand
     window_s: float
 
 
@@ -104,7 +101,7 @@ def scene(cell: Cell, seed: int) -> Scene:
     """
     said: dict[str, Any] = dict(cell.said)
     if "rate" in said:
-        return _as_measured(cell, seed, said)
+        return _as_measured(seed, said)
     load, live_vram, live_dram = (said.pop(key) for key in ("load", "live_vram", "live_dram"))
     live_disk = said.pop("live_disk", math.inf)
     hardware = {key: said.pop(key) for key in ON_MACHINE if key in said}
@@ -117,12 +114,10 @@ def scene(cell: Cell, seed: int) -> Scene:
     live_gb = asked.live_tokens * unlimited.model.token_bytes / GB
     room = {"dram_gb": live_gb / live_dram, "disk_gb": live_gb / live_disk}
     sized = machine(kv_tokens=kv_tokens, **room, **hardware)
-    return Scene(cell, seed, sized, workload, asked, window_s)
+    return Scene(sized, workload, window_s)
 
 
-def _as_measured(cell: Cell, seed: int, said: dict[str, Any]) -> Scene:
+def _as_measured(seed: int, said: dict[str, Any]) -> Scene:
     on = {key: said.pop(key) for key in (*ON_MACHINE, "dram_gb", "kv_tokens") if key in said}
     workload = registry.at_rate(said.pop("workload"), said, seed)
-    whole = machine(**on)
-    asked = demand(workload, whole)
-    return Scene(cell, seed, whole, workload, asked, len(workload.programs) / said["rate"])
+    return Scene(machine(**on), workload, len(workload.programs) / said["rate"])

@@ -23,16 +23,8 @@ from bench.sim import report, runner, store
 from bench.sim.arms import ARMS
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain, Result
-from bench.sim.published import DRAM_GB
 from bench.sim.workloads.registry import RECORDED, WORKLOADS, at_rate
 from continuum_connector.tools.cli.ending import ToldError
-
-PUBLISHED_RATES = (1, 3, 6, 10, 15)
-PUBLISHED_ARMS = ("stock", "stock+order", "simple+order", "paper", "adaptive")
-SWEEPS = {  # jobs that belong together
-    "published": "the published sweep's 20 points, 5 arms: 4 GPUs at 1, 3, 6, 10, 15 programs/s, "
-    "100 runs",
-}
 
 
 class UserError(ToldError):
@@ -57,7 +49,6 @@ class Options:
       continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12
       continuum simulate --workload agents --set gaps=coding --set turns=12
       continuum simulate --workload TRACE --set scale=1 --report r.html
-      continuum simulate --sweep published --report published.html
     """
 
     arms: Annotated[str, Option(help="What is compared; ratios are to the first.")] = (
@@ -90,14 +81,13 @@ class Options:
         int | None, Option(min=1, max=1 << 20, help="vLLM's: requests of a step; the GPU's.")
     ] = None
     seeds: Annotated[str, Option(help="A run for each; figures are of all together.")] = "42"
-    sweep: Annotated[str, Option(help="A sweep of --list, instead of all options above.")] = ""
     out: Annotated[Path, Option(help="Results, a line per run; what it has is not run again.")] = (
         Path("runs/simulate.jsonl")
     )
     report: Annotated[Path | None, Option(help="Write a page with tables here.")] = None
     workers: Annotated[int, Option(min=0, max=4096, help="Processes; 0: one per core.")] = 0
     show_list: Annotated[
-        bool, Option("--list", help="Arms, workloads, GPUs, models, sweeps; then end.")
+        bool, Option("--list", help="Arms, workloads, GPUs, models; then end.")
     ] = False
 
 
@@ -116,7 +106,7 @@ def simulate(options: Options, console: Console) -> int:
     if options.show_list:
         listing(console)
         return 0
-    jobs = list(_sweep(options) if options.sweep else asked(options))
+    jobs = list(asked(options))
     check(jobs, options.report)
     try:
         outcome = runner.run(
@@ -164,14 +154,6 @@ def asked(options: Options) -> Iterator[Job]:
         if options.tp != 1:
             where["tp"] = options.tp
         yield Job(arm, workload, {"rate": rate, **params}, where, int(seed))
-
-
-def _sweep(options: Options) -> Iterator[Job]:
-    if options.sweep not in SWEEPS:
-        raise UserError(f"there is no sweep {options.sweep!r}; there is {', '.join(SWEEPS)}")
-    for gpu, rate, arm in itertools.product(DRAM_GB, PUBLISHED_RATES, PUBLISHED_ARMS):
-        machine = {"gpu": gpu, "model": "llama-8b", "dram_gb": DRAM_GB[gpu]}
-        yield Job(arm, "eight_turns", {"rate": rate}, machine)
 
 
 def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
@@ -277,7 +259,6 @@ def listing(console: Console) -> None:
         "Workloads": WORKLOADS,
         "GPUs": {name: _gpu_words(gpu) for name, gpu in GPUS.items()},
         "Models": {name: _model_words(model) for name, model in MODELS.items()},
-        "Sweeps": SWEEPS,
     }
     for kind, lines in kinds.items():
         shown = Grid(

@@ -17,13 +17,11 @@ from continuum_connector.costs.prefill import Work
 
 @dataclass(frozen=True)
 class Demand:
-    """`work_s`: GPU seconds of all turns with a perfect memory; `forgetful_s`: with none at all;
-    `live_tokens`: the most KV that programs under way have at once, from a program's first turn
-    to the end of its last, with a perfect memory and no queue; states count as the tokens whose
-    place they take."""
+    """`work_s`: GPU seconds of all turns with a perfect memory; `live_tokens`: the most KV that
+    programs under way have at once, from a program's first turn to the end of its last, with a
+    perfect memory and no queue; states count as the tokens whose place they take."""
 
     work_s: float
-    forgetful_s: float
     live_tokens: int
 
 
@@ -87,7 +85,6 @@ class _OnPaper:
     programs: dict[str, ProgramPlan]
     seen: Seen
     work_s: float = 0.0
-    forgetful_s: float = 0.0
     changes: list[tuple[float, int]] = field(default_factory=list)  # when, tokens of KV
     _due: list[tuple[float, str, int]] = field(default_factory=list)
     _ended: dict[str, float] = field(default_factory=dict)
@@ -109,7 +106,6 @@ class _OnPaper:
         prefill_s = prefill_seconds(self.machine, turn, known)
         added_s, alone_s = answer_seconds(self.machine, turn)
         self.work_s += prefill_s + added_s
-        self.forgetful_s += prefill_seconds(self.machine, turn, 0) + added_s
         held = self.machine.held_tokens(turn.num_prompt_tokens + turn.answer.length)
         self._hold(now, name, held)
         self._answered(now + prefill_s + alone_s, plan, index)
@@ -146,7 +142,7 @@ def demand(workload: Workload, machine: Machine) -> Demand:
     for _, change in sorted(paper.changes):
         held += change
         most = max(most, held)
-    return Demand(paper.work_s, paper.forgetful_s, most)
+    return Demand(paper.work_s, most)
 
 
 def stretched(workload: Workload, window_s: float) -> Workload:

@@ -85,7 +85,6 @@ def test_what_was_published_is_played_as_it_was(name: str, dram_gb: int) -> None
     assert made.workload.programs == eight_turns(10.0, seed=42).programs
     assert made.machine.kv_tokens == PUBLISHED_KV_TOKENS["H100"]
     assert made.machine.dram_bytes == dram_gb * GB
-    assert made.demand.live_tokens > 0
 
 
 def test_a_cell_survives_being_a_job() -> None:

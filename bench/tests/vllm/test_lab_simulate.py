@@ -53,7 +53,6 @@ def test_a_job_is_the_same_run_in_whatever_process_and_order(tmp_path: Path) -> 
         (["--workload", "agents", "--set", "wings=2"], "agents has no wings; it has programs, "),
         (["--set", "wings=2"], "workload eight_turns: eight_turns() got an unexpected keyword"),
         (["--gpu", "H900"], "there is no GPU 'H900'; there is L40S, "),
-        (["--sweep", "nope"], "there is no sweep 'nope'; there is published"),
         (["--model", "llama-70b-fp8", "--gpu", "A100-40"], "raise tp"),
         (["--arms", "offloading-fs"], "needs a machine with a disk; give --disk-gb"),
         (["--rates", "0"], "rates are above 0"),
@@ -76,7 +75,7 @@ def test_what_cannot_be_run_is_said_before_anything_is(
 
 def test_the_list_names_every_kind() -> None:
     result = CliRunner().invoke(app, ["simulate", "--list"], env={"COLUMNS": "160"})
-    for each in ("Arms", "stock+order", "Workloads", "eight_turns", "L40S", "mla-16b", "published"):
+    for each in ("Arms", "stock+order", "Workloads", "eight_turns", "L40S", "mla-16b"):
         assert each in result.output
 
 
@@ -89,7 +88,7 @@ def test_options_of_a_workload_come_from_a_file_and_from_the_line(tmp_path: Path
         arms="stock", workload=str(file), rates="1,2", gpu="H100", model="llama-8b",
         dram_gb=100.0, pcie_gb_s=12.0, disk_gb=900.0, disk_gb_s=3.0, tp=1, seeds="1",
         max_num_batched_tokens=2048, max_num_seqs=64,
-        settings=("window_s=9",), sweep="", out=tmp_path / "x", report=None, workers=1,
+        settings=("window_s=9",), out=tmp_path / "x", report=None, workers=1,
     )  # fmt: skip
     params = {"tool_s": 5.0, "window_s": 9}
     where = {"gpu": "H100", "model": "llama-8b", "dram_gb": 100.0, "pcie_gb_s": 12.0}
