@@ -14,7 +14,6 @@ from typing import Any
 from bench.cli import many, positive, teaching_parser
 from bench.common.known_costs import know
 from bench.hook_cost.population import fill_dram, leave_copies, remember_programs, run_turns
-from bench.hook_cost.rivals import RIVALS, num_turns
 from continuum_connector.config import POLICIES
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
@@ -38,7 +37,6 @@ class TimedEngine:
         self.name = name
         self.engine = engine
         self.num_turns = args.running
-        self.program_of: Callable[[int], str] = "program{}".format
         self.step_us: list[float] = []
         self._args = args
         self._clock = clock
@@ -57,7 +55,7 @@ class TimedEngine:
                 self._args.prompt,
                 self._args.output + number % self._args.output,
                 seed=number,
-                program=self.program_of(number),
+                program=f"program{number}",
             )
 
     def step(self) -> None:
@@ -89,9 +87,9 @@ def build_arms(
 ) -> list[TimedEngine]:
     """Stock, then ours, one per policy, with one size of pool; ours with pins and a full DRAM.
 
-    Policies may name others in the place of ours: NOTHING, a connector that does nothing, or one of
-    RIVALS. Stock runs the turns that ours pins, or those that fill a rival's DRAM, so that as many
-    blocks are in each prefix cache: a step looks into that, and the larger it is, the slower.
+    NOTHING in place of a policy is a connector that does nothing. Stock runs the turns that ours
+    pins, so that as many blocks are in each prefix cache: a step looks into that, and the larger it
+    is, the slower.
     """
     common: dict[str, Any] = {
         "num_blocks": args.vram_blocks,
@@ -100,8 +98,7 @@ def build_arms(
     }
     say("building the stock engine")
     stock = Engine(connector=None, **common)
-    fills = not RIVALS.keys().isdisjoint(policies)
-    run_turns(stock, num_turns(args) if fills else num_pins + args.copies, args.prompt)
+    run_turns(stock, num_pins + args.copies, args.prompt)
     arms = [TimedEngine("stock", stock, args, clock)]
     for policy in policies:
         say(f"building {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
@@ -114,8 +111,6 @@ def build_arms(
 def _connected(
     policy: str, args: argparse.Namespace, num_pins: int, common: dict[str, Any]
 ) -> Engine:
-    if policy in RIVALS:
-        return RIVALS[policy].build(args, common)
     if policy == NOTHING:
         module = "bench.hook_cost.nothing"
         engine = Engine(

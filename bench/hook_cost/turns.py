@@ -34,8 +34,7 @@ from bench.cli import many, positive, start, teaching_parser
 from bench.common.known_costs import know
 from bench.hook_cost.arms import KNOWN_COSTS, NOTHING, OURS, progress
 from bench.hook_cost.population import fill_dram, remember_programs
-from bench.hook_cost.rivals import AT_ONCE, RIVALS
-from bench.sim.bus import Bus
+from bench.hook_cost.rivals import RIVALS
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
 from continuum_connector.worker_hooks import WorkerMetadata
 from tests.vllm.harness import Engine, runner_output
@@ -164,8 +163,7 @@ def _engine(name: str, common: dict[str, Any], num_slots: int) -> tuple[Engine, 
     if name in RIVALS:
         rival = RIVALS[name]
         config = {"cpu_bytes_to_use": num_slots * SLOT_BYTES} | rival.options
-        half = rival.worker(Bus(AT_ONCE, AT_ONCE, 0.0), SLOT_BYTES)
-        return Engine(connector=rival.connector, extra_config=config, **common), half
+        return Engine(connector=rival.connector, extra_config=config, **common), rival.half()
     config = {"dram_bytes": num_slots * SLOT_BYTES, "policy": name}
     return Engine(extra_config=config | {"ttl_s": 3600, "max_ttl_s": 3600}, **common), None
 

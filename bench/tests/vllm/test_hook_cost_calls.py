@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from bench.hook_cost.arms import build_arms
 from bench.hook_cost.calls import LAYERS, WORKERS, Count, of_decoding, of_turns, of_worker
 from tests.vllm import kv_caches
 
@@ -47,6 +48,16 @@ def test_a_decoding_step_costs_ours_a_few_calls_more_and_a_turn_some_hundred(pol
     stock, ours = of_decoding(SMALL, policy)
     assert 0 < ours - stock < 120
     assert 200 < of_turns(SMALL, policy) < 4000
+
+
+def test_every_block_in_the_full_dram_is_ranked_when_room_is_made() -> None:
+    args = argparse.Namespace(
+        **vars(SMALL) | {"pins": 80, "prompt": 512, "programs": 100, "dram_blocks": 4000}
+    )
+    args.vram_blocks = 8000
+    index = build_arms(args, ["adaptive"], args.pins, print)[1].engine.connector.side.tier.index
+    live = [number for chain in index.next_to_leave(None) for number in chain.tickets.tolist()]
+    assert len(set(live)) == index.num_ready == args.dram_blocks
 
 
 @pytest.mark.skipif(not kv_caches.LAYOUTS, reason="vLLM <= 0.28")
