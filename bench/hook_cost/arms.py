@@ -14,6 +14,7 @@ from typing import Any
 from bench.cli import many, positive, teaching_parser
 from bench.common.known_costs import know
 from bench.hook_cost.population import fill_dram, leave_copies, remember_programs, run_turns
+from bench.hook_cost.rivals import RIVALS
 from continuum_connector.config import POLICIES
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
@@ -78,56 +79,56 @@ class TimedEngine:
         setattr(target, method, timed)
 
 
-def build_arms(
+def engine_of(name: str, num_slots: int, **common: Any) -> Engine:
+    """An engine with a connector that does nothing, a rival's, or ours with that policy."""
+    if name == NOTHING:
+        module = "bench.hook_cost.nothing"
+        return Engine(
+            connector="NothingConnector", connector_module=module, extra_config={}, **common
+        )
+    if name in RIVALS:
+        config = {"cpu_bytes_to_use": num_slots * SLOT_BYTES} | RIVALS[name].options
+        return Engine(connector=RIVALS[name].connector, extra_config=config, **common)
+    config = {"dram_bytes": num_slots * SLOT_BYTES, "policy": name}
+    engine = Engine(extra_config=config | {"ttl_s": 3600, "max_ttl_s": 3600}, **common)
+    know(engine.connector.costs, KNOWN_COSTS)
+    return engine
+
+
+def build_pair(
     args: argparse.Namespace,
-    policies: Sequence[str],
+    policy: str,
     num_pins: int,
-    say: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[TimedEngine]:
-    """Stock, then ours, one per policy, with one size of pool; ours with pins and a full DRAM.
+    """Stock, then ours with that policy, with one size of pool; ours with pins and a full DRAM.
 
     NOTHING in place of a policy is a connector that does nothing. Stock runs the turns that ours
     pins, so that as many blocks are in each prefix cache: a step looks into that, and the larger it
     is, the slower.
     """
+    say = progress(args)
     common: dict[str, Any] = {
         "num_blocks": args.vram_blocks,
         "max_num_seqs": args.running,
         "max_num_batched_tokens": 8192,
     }
-    say("building the stock engine")
+    say(f"building stock, and {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
     stock = Engine(connector=None, **common)
+    ours = engine_of(policy, args.dram_blocks, **common)
     run_turns(stock, num_pins + args.copies, args.prompt)
-    arms = [TimedEngine("stock", stock, args, clock)]
-    for policy in policies:
-        say(f"building {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
-        arms.append(TimedEngine(policy, _connected(policy, args, num_pins, common), args, clock))
-    for arm in arms:
-        arm.engine.check = lambda: None  # of every block, between the steps: cold caches
-    return arms
-
-
-def _connected(
-    policy: str, args: argparse.Namespace, num_pins: int, common: dict[str, Any]
-) -> Engine:
     if policy == NOTHING:
-        module = "bench.hook_cost.nothing"
-        engine = Engine(
-            connector="NothingConnector", connector_module=module, extra_config={}, **common
-        )
-        run_turns(engine, num_pins + args.copies, args.prompt)
-        return engine
-    config = {"dram_bytes": args.dram_blocks * SLOT_BYTES, "policy": policy}
-    config |= {"ttl_s": 3600, "max_ttl_s": 3600}
-    engine = Engine(extra_config=config, **common)
-    know(engine.connector.costs, KNOWN_COSTS)
-    remember_programs(engine.connector.side, args.programs)
-    run_turns(engine, num_pins, args.prompt)  # each is pinned
-    fill_dram(engine.connector.side, args.dram_blocks, args.programs)
-    if args.copies:
-        leave_copies(engine, args.copies, args.prompt)
-    return engine
+        run_turns(ours, num_pins + args.copies, args.prompt)
+    else:
+        remember_programs(ours.connector.side, args.programs)
+        run_turns(ours, num_pins, args.prompt)  # each is pinned
+        fill_dram(ours.connector.side, args.dram_blocks, args.programs)
+        if args.copies:
+            leave_copies(ours, args.copies, args.prompt)
+    for engine in (stock, ours):
+        engine.check = lambda: None  # of every block, between the steps: cold caches
+    arms = (("stock", stock), (policy, ours))
+    return [TimedEngine(name, engine, args, clock) for name, engine in arms]
 
 
 def interleave(arms: Sequence[TimedEngine], num_steps: int) -> None:

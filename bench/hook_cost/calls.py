@@ -27,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from bench.cli import many, start
-from bench.hook_cost.arms import TimedEngine, build_arms, interleave, options, progress
+from bench.hook_cost.arms import build_pair, interleave, options
 from bench.hook_cost.turns import Counted
 from bench.sim import versions
 from continuum_connector.messages import StepPlan
@@ -96,7 +96,7 @@ class Count:
 def of_decoding(args: argparse.Namespace, policy: str) -> list[float]:
     """Calls of a step that only decodes: of stock, of ours."""
     args = argparse.Namespace(**vars(args) | {"output": 3000, "vram_blocks": 120_000})
-    arms = build_arms(args, [policy], args.pins, progress(args))
+    arms = build_pair(args, policy, args.pins)
     interleave(arms, args.warmup)
     counts = [Count(arm.engine.scheduler, SCHEDULING) for arm in arms]
     interleave(arms, args.steps)
@@ -105,7 +105,7 @@ def of_decoding(args: argparse.Namespace, policy: str) -> list[float]:
 
 def of_turns(args: argparse.Namespace, policy: str) -> float:
     """Calls below our hooks, per turn that ends while others wait and DRAM is full."""
-    ours: TimedEngine = build_arms(args, [policy], args.pins, progress(args))[1]
+    _, ours = build_pair(args, policy, args.pins)
     ours.num_turns += args.waiting
     interleave([ours], args.warmup + args.output)  # the first turns end then
     finished = ours.engine.finish_reasons

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bench.cli import many, start
-from bench.hook_cost.arms import NOTHING, build_arms, interleave, options, progress
+from bench.hook_cost.arms import NOTHING, build_pair, interleave, options, progress
 
 
 def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, A
     Two engines at a time: a third would find the caches as another of ours left them.
     """
     say = progress(args)
-    arms = stock, ours = build_arms(args, [policy], num_pins, say, time.thread_time)
+    arms = stock, ours = build_pair(args, policy, num_pins, time.thread_time)
     say("warming up")
     interleave(arms, args.warmup)
     say(f"measuring {policy}, {num_pins} pins")

@@ -31,8 +31,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 import continuum_connector
 from bench.cli import many, positive, start, teaching_parser
-from bench.common.known_costs import know
-from bench.hook_cost.arms import KNOWN_COSTS, NOTHING, OURS, progress
+from bench.hook_cost.arms import NOTHING, OURS, engine_of, progress
 from bench.hook_cost.population import fill_dram, remember_programs
 from bench.hook_cost.rivals import RIVALS
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
@@ -40,7 +39,7 @@ from continuum_connector.worker_hooks import WorkerMetadata
 from tests.vllm.harness import Engine, runner_output
 from tests.vllm.tiering import BLOCK, SLOT_BYTES
 
-STOCK = "stock"
+STOCK = "stock"  # plain vLLM, not the policy of that name
 ARMS = (STOCK, NOTHING, *RIVALS, *OURS)
 NEW_TOKENS = 64  # of a tool's answer
 ROUND = 10  # steps of one arm, before the others take as many
@@ -98,12 +97,15 @@ class Arm:
             "max_num_batched_tokens": max(8192, args.context),
         }
         num_slots = 2 * args.running * per_turn
-        self.engine, half = _engine(name, common, num_slots)
+        if name == STOCK:
+            self.engine = Engine(connector=None, **common)
+        else:
+            self.engine = engine_of(name, num_slots, **common)
         self.scheduler = self.engine.scheduler
+        half = RIVALS[name].half() if name in RIVALS else None
         self._sampler = Sampler(half, self.engine.clock)
         side = getattr(self.engine.connector, "side", None)
         if side is not None:
-            know(self.engine.connector.costs, KNOWN_COSTS)
             self._sampler.report_ready(num_slots)
             remember_programs(side, args.programs)
         self._numbers = np.random.default_rng(1)
@@ -149,23 +151,6 @@ class Arm:
     def _tokens(self, number: int) -> list[int]:
         found: list[int] = self._numbers.integers(100, 30_000, number).tolist()
         return found
-
-
-def _engine(name: str, common: dict[str, Any], num_slots: int) -> tuple[Engine, Any]:
-    """The engine of an arm, and the worker half of a rival."""
-    if name == STOCK:
-        return Engine(connector=None, **common), None
-    if name == NOTHING:
-        module = "bench.hook_cost.nothing"
-        return Engine(
-            connector="NothingConnector", connector_module=module, extra_config={}, **common
-        ), None
-    if name in RIVALS:
-        rival = RIVALS[name]
-        config = {"cpu_bytes_to_use": num_slots * SLOT_BYTES} | rival.options
-        return Engine(connector=rival.connector, extra_config=config, **common), rival.half()
-    config = {"dram_bytes": num_slots * SLOT_BYTES, "policy": name}
-    return Engine(extra_config=config | {"ttl_s": 3600, "max_ttl_s": 3600}, **common), None
 
 
 @contextmanager

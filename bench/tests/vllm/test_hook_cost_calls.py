@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from bench.hook_cost.arms import build_arms
+from bench.hook_cost.arms import build_pair
 from bench.hook_cost.calls import LAYERS, WORKERS, Count, of_decoding, of_turns, of_worker
 from tests.vllm import kv_caches
 
@@ -55,7 +55,7 @@ def test_every_block_in_the_full_dram_is_ranked_when_room_is_made() -> None:
         **vars(SMALL) | {"pins": 80, "prompt": 512, "programs": 100, "dram_blocks": 4000}
     )
     args.vram_blocks = 8000
-    index = build_arms(args, ["adaptive"], args.pins, print)[1].engine.connector.side.tier.index
+    index = build_pair(args, "adaptive", args.pins)[1].engine.connector.side.tier.index
     live = [number for chain in index.next_to_leave(None) for number in chain.tickets.tolist()]
     assert len(set(live)) == index.num_ready == args.dram_blocks
 
