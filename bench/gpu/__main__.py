@@ -10,7 +10,6 @@ from pathlib import Path
 
 from bench.cli import names_of, real, start, teaching_parser
 from bench.common.tables import markdown
-from bench.gpu.predict import predict, predicted
 from bench.gpu.runner import FILE, GRACE_S, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, STEPS, Step, Verdict, filled, fitting, plan
 from bench.markers import rewrite
@@ -39,7 +38,6 @@ how long
 examples
   python -m bench.gpu --minutes 10 --list             what there is, with its command and bound
   python -m bench.gpu --dry-run                       without a GPU: each step as far as a CPU goes
-  python -m bench.gpu --predict                       what the lab says of it, before a card does
   python -m bench.gpu --minutes 28 --seconds 560      the first of three commands of 560 seconds
   python -m bench.gpu --again flash                   one step anew, then on
   python -m bench.gpu --write                         put the list into docs/limits.md
@@ -51,9 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     if options.list:
         print(listing(options.steps, options.out))
-        return 0
-    if options.predict:
-        print(f"Written: {predict(options.predict)}")
         return 0
     state = open_state(options.out, rehearsal=options.dry_run)
     left_s = options.seconds - GRACE_S if options.seconds else float("inf")
@@ -89,7 +84,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="where LMCache is (python -m bench.serve.rivals)",
     )
     add("--write", action="store_true", help="put the list into docs/limits.md and README.md")
-    add("--predict", metavar="GPU", nargs="?", const="H100,H200", help="of the lab (H100,H200)")
     options = parser.parse_args(argv)
     if options.write and options.dry_run:
         parser.error("--write is for what a GPU said; leave out --dry-run")
@@ -160,13 +154,11 @@ def status(state: State, steps: Sequence[Step]) -> int:
 
 
 def quoted(state: State) -> str:
-    """The list as docs/limits.md has it, with what the lab said beforehand where it did."""
+    """The list as docs/limits.md has it."""
     used = ", ".join(f"{name} {version}" for name, version in state.versions.items())
     head = f"{where(state)} {used}." if state.date else "No machine, no date."
-    rows = [(each.decides, _found(state, each), _said(state, each)) for each in claims()]
-    wide = 3 if any(said for _, _, said in rows) else 2
-    columns = ("claim", "found", "the lab beforehand")[:wide]
-    return f"{head}\n\n{markdown(columns, [row[:wide] for row in rows])}"
+    rows = [(each.decides, _found(state, each)) for each in claims()]
+    return f"{head}\n\n{markdown(('claim', 'found'), rows)}"
 
 
 def in_short(state: State) -> str:
@@ -190,13 +182,6 @@ def _found(state: State, step: Step) -> str:
     known = state.of(step)
     text = f"**{known.verdict}**" if known.verdict != Verdict.NOT_REACHED.value else known.verdict
     return f"{text}: {known.said}".rstrip(": ").replace("|", "\\|")
-
-
-def _said(state: State, step: Step) -> str:
-    """What the lab said of an arm, for as many programs as there were."""
-    words = state.of(step).command
-    programs = words[words.index("--programs") + 1] if "--programs" in words else ""
-    return predicted(state.machine, programs, step.name)
 
 
 def committed() -> State:

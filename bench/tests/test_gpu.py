@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import os
 import re
 import signal
 import struct
@@ -15,22 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 import typer
 
 from bench.copy_engine import run as copy_engine
 from bench.gpu import __main__ as main
-from bench.gpu import pack, predict, profile, runner, steps
+from bench.gpu import pack, profile, runner, steps
 from bench.gpu.runner import FILE, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, filled, said
 from bench.markers import replace as put
 from bench.serve import commands, results, rivals
 from bench.serve import gaps as gaps_module
 from bench.serve.server import end_group
-from bench.sim.job import Job
-from bench.sim.result import RunRecord
-from bench.tests import ab_results, lab_results
+from bench.tests import ab_results
 
 SHORT = {step.name: step for step in steps.plan(steps.SHORT)}
 
@@ -342,25 +338,6 @@ def test_a_plan_is_cut_to_the_minutes_that_there_are() -> None:
         main.parse(["--minutes", "5"])
 
 
-def test_what_the_lab_said_stands_beside_what_a_card_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    figures = {"mean_s": 9.0, "p95_s": 12.0, "first_turns_s": 0.3, "t8_t1": 0.5}
-    said = {"24": {"none": {"1": figures}}}
-    (tmp_path / "said.json").write_text(json.dumps({"date": "2026-11-27", "gpus": {"H100": said}}))
-    monkeypatch.setattr(predict, "PREDICTED", tmp_path / "said.json")
-    ran = runner.Known("proven", "1/s: JCT 9.4 s", command=[*SHORT["none"].command])
-    state = State(rehearsal=False, machine="NVIDIA H100, 1", date="later", steps={"none": ran})
-    told = main.quoted(state)
-    assert "| claim | found | the lab beforehand |" in told
-    assert (
-        "1/s: JCT 9.4 s | 1/s: JCT 9.0 (P95 12.0) s, first turns 0.30 s, T8/T1 0.50 (2026-11-27) |"
-        in told
-    )
-    state.machine = "NVIDIA A100"
-    assert "beforehand" not in main.quoted(state), "it said nothing of this card"
-
-
 def left_behind(argv: Sequence[str], log: Path, limit_s: float) -> int:
     """Stands in for a step's command: leaves what that leaves, at once."""
     out, name = log.parent, log.stem
@@ -395,32 +372,9 @@ def test_one_command_runs_the_plan_and_writes_what_came_of_it_where_people_read_
     assert put(limits, main.MARKER, main.quoted(state)) == limits
     assert put(readme, main.IN_README, main.in_short(state)) == readme
     (ours,) = (line for line in limits.splitlines() if steps.DECIDES[steps.OURS] in line)
-    _, found, said = ours.strip("| ").split(" | ")
+    _, found = ours.strip("| ").split(" | ")
     assert found.startswith("**proven**: 1/s: JCT")
-    assert said.startswith("1/s: JCT"), "what the lab said of an H100 stands beside it"
     assert "6 proven" in readme
-
-
-def seed_of(job: Job) -> RunRecord:
-    return msgspec.structs.replace(lab_results.record(job.arm), note=os.environ["PYTHONHASHSEED"])
-
-
-def test_the_lab_says_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the seed of its hashes, an arm's mean JCT differs by a tenth."""
-    monkeypatch.setattr(predict, "PREDICTED", tmp_path / "said.json")
-    monkeypatch.setattr(predict, "SIZES", (steps.Size(1, (1,), 1, ("none",)),))
-    monkeypatch.setattr(predict, "play", seed_of)
-    monkeypatch.setattr(predict, "_figures", lambda record: record.note)
-    monkeypatch.setenv("PYTHONHASHSEED", "4711")
-    told = json.loads(predict.predict("H100").read_text())
-    assert told["gpus"] == {"H100": {"1": {"none": {"1": "0"}}}}
-
-
-def test_every_arm_of_every_plan_but_lmcache_has_its_like_in_the_lab() -> None:
-    """The lab has no model of LMCache (bench/sim/FINDINGS.md)."""
-    planned = {arm for size in steps.SIZES for arm in size.arms}
-    assert planned - predict.IN_LAB.keys() == {"lmcache-mp"}
-    assert "lmcache-mp" not in predict.PREDICTED.read_text()
 
 
 def test_what_the_engines_tests_import_is_packed() -> None:
