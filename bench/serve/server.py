@@ -115,8 +115,77 @@ class ServerOptions:
         return {**found, "PYTHONPATH": python_path(found.get("PYTHONPATH", ""))}
 
 
-class VllmServer:
-    """A running server, as a context manager. Entering waits until it answers."""
+class Companion:
+    """A process beside an arm's server, as a context manager. Entering waits until it answers.
+
+    `name`: what errors call it; `command`; `url`: answers once it works; `env`: beside the
+    caller's. `log`: where to keep what it says, set before entering.
+    """
+
+    def __init__(
+        self, name: str, command: list[str], url: str, timeout_s: float, log: Path
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.start_timeout_s = timeout_s
+        self.log = log
+        self.env: dict[str, str] = {}
+        self.cwd: Path | None = None
+        self._answers_at = url
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start it and return when it answers; raises ServerError with what its log says.
+
+        Call it from the thread that lives longest: on Linux the process ends with that thread.
+        """
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            log.write(os.fsencode(" ".join(self.command) + "\n"))
+            log.flush()
+            self._process = spawn(self.command, log, self.cwd, {**os.environ, **self.env})
+        try:
+            wait_for(self._process, self._answers_at, self.start_timeout_s)
+        except ServerError as error:
+            self.stop()
+            raise ServerError(f"{self.name} {error}{self.why()}") from None
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self, grace_s: float = 10.0) -> None:
+        """End the whole process group: SIGINT, then SIGKILL to what is left."""
+        process, self._process = self._process, None
+        if process is not None:
+            end_group(process, grace_s)
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def why(self) -> str:
+        """What its log says of its end, behind an error's first words."""
+        return f": {self.last_words()}"
+
+    def last_words(self) -> str:
+        """The end of its log, and where that is."""
+        return f"{self.log_tail(1)} (log: {self.log})"
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines of its log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-lines:])
+
+
+class VllmServer(Companion):
+    """A running `vllm serve`."""
 
     def __init__(
         self,
@@ -129,12 +198,12 @@ class VllmServer:
         if options is not None and fields:
             raise TypeError("give either options=ServerOptions(...) or its fields, not both")
         self.model = model
-        self.name = name
         self.options = options or ServerOptions(**fields)
+        log = log or LOGS / f"{name}-{os.getpid()}.log"
+        super().__init__(name, [], "", self.options.start_timeout_s, log)
         self.port = 0
         self.start_s = 0.0
-        self.log = log or LOGS / f"{name}-{os.getpid()}.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self.cwd = self.log.parent  # not a checkout: `-m` imports from there first
 
     @property
     def url(self) -> str:
@@ -146,54 +215,24 @@ class VllmServer:
         """Process id of the API server, which is also the id of its process group."""
         return self._running().pid
 
-    def __enter__(self) -> VllmServer:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
     def start(self) -> None:
-        """Start the server and return when it answers; raises ServerError with its log.
-
-        Call it from the thread that lives longest: on Linux the server ends with that thread.
-        """
-        try:
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-
-    def _start(self) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        """Start it anew, on another port."""
         self.port = free_port()
         self.start_s = 0.0
+        self.command = self.options.command(self.model, self.port)
+        self.env = self.options.environment()
+        self._answers_at = f"{self.url}/health"
         began = time.monotonic()
-        command = self.options.command(self.model, self.port)
-        with self.log.open("wb") as log:
-            log.write(os.fsencode(" ".join(command) + "\n"))
-            log.flush()
-            # Not in a checkout: `-m` imports from there first.
-            self._process = spawn(command, log, self.log.parent, self.options.environment())
-        try:
-            wait_for(self._process, self.url + "/health", self.options.start_timeout_s)
-        except ServerError as error:
-            why = f"{self.name} {error}. {self.cause()}".rstrip()
-            raise ServerError(f"{why}\nLog: {self.log}\n{self.log_tail()}") from None
+        super().start()
         self.start_s = time.monotonic() - began
 
     def stop(self, grace_s: float = 15.0) -> None:
-        """End the whole process group: SIGINT, then SIGKILL to what is left."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if not self.start_s:
-            grace_s = min(grace_s, 1.0)  # still importing: it has nothing to put in order
-        end_group(process, grace_s)
+        """As any; one that is still importing has nothing to put in order."""
+        super().stop(grace_s if self.start_s else min(grace_s, 1.0))
 
-    def alive(self) -> bool:
-        """Whether the API server process still runs."""
-        return self._process is not None and self._process.poll() is None
+    def why(self) -> str:
+        """The first error in its log, and the log's last lines."""
+        return f"{f'. {self.cause()}'.rstrip()}\nLog: {self.log}\n{self.log_tail()}"
 
     def exit_code(self) -> int | None:
         """How the API server process ended; None while it runs."""
@@ -237,11 +276,6 @@ class VllmServer:
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples of `name` with these labels; 0.0 if there is none yet."""
         return total(self.metrics(), name, **labels)
-
-    def log_tail(self, lines: int = 30) -> str:
-        """The last lines of the server's log."""
-        text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-lines:])
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -292,59 +326,6 @@ def wait_for(process: subprocess.Popen[bytes], url: str, timeout_s: float) -> No
             return
         time.sleep(0.2)
     raise ServerError(f"did not answer within {timeout_s:.0f} s")
-
-
-class Companion:
-    """A process beside an arm's server, as a context manager. Entering waits until it answers.
-
-    `name`: what errors call it; `command`; `url`: answers once it works; `env`: beside the
-    caller's. `log`: where to keep what it says, set before entering.
-    """
-
-    def __init__(
-        self, name: str, command: list[str], url: str, timeout_s: float, log: Path
-    ) -> None:
-        self.name = name
-        self.command = command
-        self.start_timeout_s = timeout_s
-        self.log = log
-        self.env: dict[str, str] = {}
-        self._answers_at = url
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def __enter__(self) -> Self:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as log:
-            log.write(os.fsencode(" ".join(self.command) + "\n"))
-            log.flush()
-            self._process = spawn(self.command, log, env={**os.environ, **self.env})
-        try:
-            wait_for(self._process, self._answers_at, self.start_timeout_s)
-        except ServerError as error:
-            self.stop()
-            raise ServerError(f"{self.name} {error}: {self.last_words()}") from None
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(self, *ended: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End it and all it started."""
-        process, self._process = self._process, None
-        if process is not None:
-            end_group(process, grace_s=10.0)
-
-    def alive(self) -> bool:
-        """Whether it still runs."""
-        return self._process is not None and self._process.poll() is None
-
-    def last_words(self) -> str:
-        """The end of its log, and where that is."""
-        last = "".join(self.log.read_text(errors="replace").splitlines()[-1:])
-        return f"{last} (log: {self.log})"
 
 
 def end_group(process: subprocess.Popen[bytes], grace_s: float) -> None:

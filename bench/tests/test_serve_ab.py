@@ -159,7 +159,7 @@ class FakeRouter:
     def alive(self) -> bool:
         return self.alive_after
 
-    last_words = Router.last_words
+    last_words, log_tail = Router.last_words, Router.log_tail
 
 
 @pytest.fixture
