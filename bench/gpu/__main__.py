@@ -32,7 +32,7 @@ what happens
 
 how long
   --minutes 10: answers in bfloat16, stock vLLM and ours at two rates, evenness, layout.
-  --minutes 28: four rates, SimpleCPUOffload too, pieces, a profiler's trace, drafts, sleep.
+  --minutes 28: four rates, SimpleCPUOffload too, pieces, drafts, sleep.
   Without it: all arms, models with states, the machine's own drive, and the copy engine's figures.
 
 examples

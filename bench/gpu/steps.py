@@ -45,7 +45,6 @@ EQUAL = (*PYTHON, "tests.gpu.serve_equal")
 # A vLLM for GPUs starts no server without one.
 CAN_SERVE = on_cpu() or shutil.which("nvidia-smi") is not None
 ON_CPU: Command = ("--dram", "128MiB") if CAN_SERVE else ("--dry-run",)  # of answers
-NO_SERVER = "this vLLM is for GPUs, and there is none"
 QUERY = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
 
 
@@ -226,12 +225,6 @@ def layout(size: Size, folder: str) -> Callable[[Ended], Reading]:
     return read
 
 
-def traced(ended: Ended) -> Reading:
-    """Of the profiler's trace: it has our hooks."""
-    has_hooks = "hooks: " in ended.last_line
-    return (Verdict.PROVEN if has_hooks else Verdict.FAILED), ended.last_line
-
-
 def disk(ended: Ended) -> Reading:
     """What came back from the drive, where DRAM holds a third of what it held before."""
     found = [*by_arm(ended.out / DISK / "rate-6").values()]
@@ -342,7 +335,7 @@ def plan(size: Size) -> list[Step]:
     steps = [MACHINE, ENGINE, FLASH, SHAPE, serving(stock), serving(ours), in_one_run]
     if size is SHORT:
         return [*steps, even]
-    steps += [GATHER, even, *map(serving, others), PROFILE]
+    steps += [GATHER, even, *map(serving, others)]
     if size is MIDDLE:
         return [*steps, DRAFTS, SLEEP]
     return [*steps, HYBRID, DRAFTS, ON_DRIVE, SLEEP, *ANSWERED]
@@ -406,18 +399,6 @@ HYBRID = _equal(
     "Answers of a model with states (Mamba2) are stock vLLM's",
     *(240.0, ON_CPU, "--shape", "granite"),
     since=(0, 30),
-)
-PROFILE = Step(
-    "profile",
-    "In a profiler's trace copies overlap the step beside them, and hooks are short",
-    (
-        *(*PYTHON, "bench.gpu.profile", "--model", MODEL, "--out", "{out}/profile"),
-        *("--", *SERVE.split()),
-    ),
-    240.0,
-    traced,
-    (*PYTHON, "bench.gpu.profile", "--out", "{out}/profile", "--cpu") if CAN_SERVE else NO_SERVER,
-    leaves="profile",
 )
 _ON_DRIVE = (
     *_ab("continuum-disk", (6,), 40, DISK, LITTLE_DRAM),

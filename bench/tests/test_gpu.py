@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import gzip
 import json
 import re
 import signal
@@ -19,7 +18,7 @@ import typer
 
 from bench.copy_engine import run as copy_engine
 from bench.gpu import __main__ as main
-from bench.gpu import pack, profile, runner, steps
+from bench.gpu import pack, runner, steps
 from bench.gpu.runner import FILE, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, filled, said
 from bench.markers import replace as put
@@ -235,25 +234,6 @@ def judged(name: str, out: Path) -> str:
     return runner.judge((BY_NAME | SHORT)[name], 0, log, out, rehearsal=False)[0].value
 
 
-def span(name: str, begin_ms: float, end_ms: float) -> dict[str, object]:
-    return {"ph": "X", "name": name, "ts": 1e3 * begin_ms, "dur": 1e3 * (end_ms - begin_ms)}
-
-
-def test_steps_beside_copies_are_told_apart_in_a_trace(tmp_path: Path) -> None:
-    events = [span(profile.FORWARD, at, at + 5.0) for at in (0.0, 10.0)]
-    events.append(span(profile.FORWARD, 20.0, 28.0))
-    events += [span("Memcpy HtoD (Pinned -> Device)", 26.0, 40.0), span("aten::mm", 0.0, 90.0)]
-    events.append(span("continuum: wait_for_save", 29.0, 29.1))
-    with gzip.open(tmp_path / "rank0.json.gz", "wt") as file:
-        json.dump({"traceEvents": [*events, {"ph": "M", "name": "thread"}]}, file)
-    (path,) = profile.traces(tmp_path)
-    found = profile.steps(profile.events_of(path))
-    assert str(found) == (
-        "steps alone 5.00 ms (P99 5.00, 2 of them); beside copies 8.00 ms (P99 8.00, 1 of them); "
-        "hooks: wait_for_save 100 us"
-    )
-
-
 # --- the plan itself ----------------------------------------------------------------------
 def copies(argv: list[str]) -> None:
     options = copy_engine.parse(argv)
@@ -269,10 +249,6 @@ def serve_equal(argv: list[str]) -> None:
 
 def gaps_of(argv: list[str]) -> None:
     assert len(argv) == 1
-
-
-def traced(argv: list[str]) -> None:
-    assert profile.parse(argv).out.is_absolute()
 
 
 def bench(argv: list[str]) -> None:
@@ -301,7 +277,6 @@ PARSERS: dict[str, Callable[[list[str]], None]] = {
     "bench.serve.commands": bench,
     "bench.gpu.shape": shape,
     "bench.serve.gaps": gaps_of,
-    "bench.gpu.profile": traced,
     "pytest": run_tests,
 }
 
