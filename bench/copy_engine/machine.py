@@ -1,100 +1,193 @@
-"""Machine: the memory, streams and events that a measurement needs besides the engine.
+"""Machine: the memory, streams and events that a measurement needs besides the engine, by torch.
 
-CpuMachine stands in for a device where there is none: its "VRAM" is ordinary memory and its
-streams do everything at once. Its numbers say nothing about a device; it shows that every
-section runs. torch_machine.py has the same for a real one.
+Where there is no device, the CPU stands in for one: its "VRAM" is ordinary memory and its streams
+do everything at once. Its numbers say nothing about a device; it shows that every section runs.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
+import torch
 
-Buffer = Pages = Stream = Machine = Any  # those of this file, or of torch_machine.py
+WIDTH, ROWS, MATMULS = 8192, 64, 4  # 128 MiB of weights per product: more than an L2 holds
+SMALL_WIDTH = 64  # of the stand-in
 
 
-class CpuBuffer:
+class Buffer:
     """Memory at `address`, for as long as the object lives."""
 
-    def __init__(self, num_bytes: int) -> None:
-        self.array = np.ones(num_bytes, dtype=np.uint8)  # ones: every page is touched
-        self.address = int(self.array.ctypes.data)
-        self.num_bytes = num_bytes
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.address = int(tensor.data_ptr())
+        self.num_bytes = int(tensor.numel())
 
 
-class CpuEvent:
-    """A point of a stream."""
+class Machine:
+    """The simulated driver, and memory of this process; torch provides, the engine copies."""
+
+    name = "simulated device"
+    driver = "sim"  # that the engine opens
+    where, width = "cpu", SMALL_WIDTH
+    device = 0
+
+    def vram(self, num_bytes: int) -> Buffer:
+        """Ones: every page is touched."""
+        return Buffer(torch.ones(num_bytes, dtype=torch.uint8, device=self.where))
+
+    def host(self, num_bytes: int) -> Buffer:
+        """Page-locked memory."""
+        return Buffer(torch.ones(num_bytes, dtype=torch.uint8))
+
+    def stream(self) -> Stream:
+        """A stream of its own, which no other waits for."""
+        return Stream(self)
+
+    def pages(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> Pages:
+        """In VRAM: with `block_first` a block's layers lie together, else a layer's blocks."""
+        return Pages(self, num_blocks, layers, piece, block_first)
+
+    def synchronize(self) -> None:
+        """Wait for all that any stream was given."""
+
+
+class Device(Machine):
+    """A GPU."""
+
+    driver = "cuda"
+    width = WIDTH
+
+    def __init__(self, device: int) -> None:
+        torch.cuda.set_device(device)
+        self.device = device
+        self.where = f"cuda:{device}"
+        self.name = str(torch.cuda.get_device_name(device))
+
+    def host(self, num_bytes: int) -> Buffer:
+        return Buffer(super().host(num_bytes).tensor.pin_memory())
+
+    def stream(self) -> Stream:
+        self.synchronize()  # buffers were filled on another stream
+        return DeviceStream(self)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+
+class Stream:
+    """A queue of device work: this one runs what it is given before it returns."""
+
+    handle = 0  # what the engine's after_stream takes
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def on(self) -> contextlib.AbstractContextManager[Any]:
+        """What torch is asked for inside runs on this stream."""
+        return contextlib.nullcontext()
+
+    def copy(self, dst: Buffer, src: Buffer, num_bytes: int) -> None:
+        with self.on():
+            dst.tensor[:num_bytes].copy_(src.tensor[:num_bytes], non_blocking=True)
+
+    def work(self) -> None:
+        """One unit of decode-like computing, which waits for memory."""
+        rows, weights, out = _matrices(self.machine)
+        with self.on():
+            for _ in range(MATMULS):
+                torch.mm(rows, weights, out=out)
+
+    def record(self) -> Event:
+        """A point of this stream."""
+        return Event()
+
+    def synchronize(self) -> None:
+        """Wait for what it was given."""
+
+
+class DeviceStream(Stream):
+    """Of a GPU."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self._stream = torch.cuda.Stream(machine.where)
+        self.handle = int(self._stream.cuda_stream)
+
+    def on(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(self._stream)
+
+    def record(self) -> Event:
+        return DeviceEvent(self._stream)
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+
+class Event:
+    """A point of a stream: now, where everything is done at once."""
 
     def __init__(self) -> None:
         self.at_s = time.perf_counter()
 
-    def seconds_since(self, earlier: CpuEvent) -> float:
+    def seconds_since(self, earlier: Any) -> float:
         """Time between two events that were both reached."""
-        return self.at_s - earlier.at_s
+        return float(self.at_s - earlier.at_s)
 
 
-class CpuStream:
-    """A queue of device work: runs what it is given before it returns."""
+class DeviceEvent(Event):
+    """Of a GPU's stream."""
 
-    handle = 0  # what the engine's after_stream takes
+    def __init__(self, stream: Any) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record(stream)
 
-    def copy(self, dst: Buffer, src: Buffer, num_bytes: int) -> None:
-        ctypes.memmove(dst.address, src.address, num_bytes)
-
-    def work(self) -> None:
-        """One unit of decode-like computing, which waits for memory."""
-        np.dot(_MATRIX, _MATRIX)
-
-    def record(self) -> CpuEvent:
-        return CpuEvent()
-
-    def synchronize(self) -> None:
-        return
+    def seconds_since(self, earlier: Any) -> float:
+        return float(earlier.event.elapsed_time(self.event)) / 1e3
 
 
-class CpuPages:
-    """KV of some layers, a piece of each block for each layer: an array of layers, blocks, bytes,
+class Pages:
+    """KV of some layers, a piece of each block for each layer: a tensor of layers, blocks, words,
     whichever lies outermost."""
 
-    def __init__(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> None:
+    def __init__(
+        self, machine: Machine, num_blocks: int, layers: int, piece: int, block_first: bool
+    ) -> None:
+        self._machine = machine
         shape = (num_blocks, layers) if block_first else (layers, num_blocks)
-        array = np.ones((*shape, piece), dtype=np.uint8)
-        self.layers = array.swapaxes(0, 1) if block_first else array
+        tensor = torch.ones((*shape, piece // 8), dtype=torch.int64, device=machine.where)
+        self.layers = tensor.transpose(0, 1) if block_first else tensor
 
-    def reader(self, stream: CpuStream, order: Any) -> Callable[[int], None]:
+    def reader(self, stream: Stream, order: Any) -> Callable[[int], None]:
         """What reads a layer's pieces of the blocks of `order`, on a stream of that machine."""
-        out = np.empty((len(order), self.layers.shape[2]), dtype=np.uint8)
+        ids = torch.as_tensor(order, device=self.layers.device)
+        out = self.layers.new_empty(len(order), self.layers.shape[2])
+        self._machine.synchronize()  # the ids were copied on another stream
 
         def read(layer: int) -> None:
-            np.take(self.layers[layer], order, axis=0, out=out)
+            with stream.on():
+                torch.index_select(self.layers[layer], 0, ids, out=out)
 
         return read
 
 
-_MATRIX = np.ones((64, 64), dtype=np.float32)
+def find_device(device: int) -> Device | str:
+    """The device, or why there is none."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    if device >= torch.cuda.device_count():
+        return f"device {device} is not in 0..{torch.cuda.device_count() - 1}"
+    return Device(device)
 
 
-class CpuMachine:
-    """The simulated driver, and memory of this process."""
+@functools.cache
+def _matrices(machine: Machine) -> tuple[Any, Any, Any]:
+    def ones(rows: int) -> Any:
+        return torch.ones(rows, machine.width, dtype=torch.bfloat16, device=machine.where)
 
-    name = "simulated device"
-    driver = "sim"  # that the engine opens
-    device = 0
-
-    def vram(self, num_bytes: int) -> CpuBuffer:
-        return CpuBuffer(num_bytes)
-
-    def host(self, num_bytes: int) -> CpuBuffer:
-        """Page-locked memory."""
-        return CpuBuffer(num_bytes)
-
-    def stream(self) -> CpuStream:
-        return CpuStream()
-
-    def pages(self, num_blocks: int, layers: int, piece: int, block_first: bool) -> CpuPages:
-        """In VRAM: with `block_first` a block's layers lie together, else a layer's blocks."""
-        return CpuPages(num_blocks, layers, piece, block_first)
+    made = ones(ROWS), ones(machine.width), ones(ROWS)
+    machine.synchronize()
+    return made

@@ -19,12 +19,11 @@ from bench.copy_engine.device_decode import measure_decode
 from bench.copy_engine.device_layout import measure_layout
 from bench.copy_engine.device_pool import measure_pin
 from bench.copy_engine.device_rates import measure_duplex, measure_peak, measure_sweep
-from bench.copy_engine.machine import CpuMachine, Machine
+from bench.copy_engine.machine import Machine, find_device
 from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_submit
-from bench.copy_engine.torch_machine import find_machine
 from bench.markers import rewrite
 from continuum_connector.errors import TransferError
 from continuum_connector.tools.cli.ending import ToldError
@@ -81,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write where asked to."""
     options = parse(argv)
     console = Console(stderr=True, highlight=False)
-    device = find_machine(options.device)
+    device = find_device(options.device)
     if isinstance(device, str) and options.gpu:
         console.print(f"--gpu: {device}", style="red", markup=False)
         return 2
@@ -107,7 +106,7 @@ def measure(options: argparse.Namespace, device: Machine | str, say: Say) -> lis
     sizes = QUICK if options.quick else FULL
     sections = []
     for name in options.only:
-        machine = CpuMachine() if name in CPU_SECTIONS else device
+        machine = Machine() if name in CPU_SECTIONS else device
         if not isinstance(machine, str):
             with same_cores_afterwards():
                 section = ALL_SECTIONS[name](machine, sizes, say)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("rich")
+pytest.importorskip("torch")
 
 from bench.copy_engine import run
-from bench.copy_engine.machine import CpuMachine
+from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Section, Target
 from bench.copy_engine.rig import Rig, another_core, same_cores_afterwards, threads
 from bench.tests.native.tiny import TINY
@@ -23,7 +24,7 @@ def test_each_section_measures_and_fills_its_table(name: str) -> None:
     """Those of a device too, over the stand-in: only what torch does for them is not run."""
     said: list[str] = []
     with same_cores_afterwards():
-        section = run.ALL_SECTIONS[name](CpuMachine(), TINY, said.append)
+        section = run.ALL_SECTIONS[name](Machine(), TINY, said.append)
     assert said
     assert_complete(section)
 
@@ -72,7 +73,7 @@ def test_measured_threads_share_no_core_with_the_caller() -> None:
     before, others = os.sched_getaffinity(0), threads()
     with same_cores_afterwards():
         with another_core():
-            rig = Rig(CpuMachine(), 8, 64).started()
+            rig = Rig(Machine(), 8, 64).started()
         with rig:
             begun = {name_of(thread): thread for thread in threads() - others}
             assert "ckv-lane" in begun

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("rich")
+pytest.importorskip("torch")
 
 from bench.copy_engine import run
+from bench.copy_engine.machine import SMALL_WIDTH, Device
 from bench.copy_engine.rig import same_cores_afterwards
-from bench.copy_engine.torch_machine import TorchMachine
 from bench.tests.native.test_copy_engine import assert_complete
 from bench.tests.native.tiny import TINY
 from tests.native.libcuda import python_over
@@ -22,14 +23,14 @@ from tests.native.libcuda import python_over
 SECTIONS = """
 import ctypes, json
 from bench.copy_engine import run
-from bench.copy_engine.machine import CpuMachine
+from bench.copy_engine.machine import Machine
 from bench.tests.native.tiny import TINY
 
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_cuda_broken_rule.restype = ctypes.c_char_p
 kept = []  # what is freed could come back at the same address with another size
 
-class FakeGpu(CpuMachine):
+class FakeGpu(Machine):
     name, driver = "fake device", "cuda"
 
     def vram(self, num_bytes):
@@ -107,9 +108,10 @@ class CpuEvent:
 
 
 @pytest.fixture
-def torch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> TorchMachine:
-    """A TorchMachine whose device is the CPU, with the simulator for an engine."""
-    torch = pytest.importorskip("torch")
+def torch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Device:
+    """A Device whose device is the CPU, with the simulator for an engine."""
+    import torch
+
     for name, value in {
         "set_device": lambda _: None,
         "get_device_name": lambda _: "torch of the CPU",
@@ -120,13 +122,13 @@ def torch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> TorchMachine:
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr("bench.copy_engine.torch_machine.WIDTH", 64)
-    machine = TorchMachine(0)
+    monkeypatch.setattr(Device, "width", SMALL_WIDTH)
+    machine = Device(0)
     machine.where, machine.driver = "cpu", "sim"
     return machine
 
 
 @pytest.mark.parametrize("name", run.DEVICE_SECTIONS)
-def test_each_section_runs_over_a_torch_machine(torch_on_cpu: TorchMachine, name: str) -> None:
+def test_each_section_runs_over_a_torch_machine(torch_on_cpu: Device, name: str) -> None:
     with same_cores_afterwards():
         assert_complete(run.ALL_SECTIONS[name](torch_on_cpu, TINY, lambda _: None))
