@@ -1,13 +1,13 @@
 """Recorded coding sessions, played again: their lengths, their cuts, their pauses.
 
-    FILE[,scale=8][,pauses=8][,longest=32768][,skip=0]        also as claude-code:FILE
+    FILE[,scale=8][,pauses=8][,longest=32768]        also as claude-code:FILE
 
 FILE, or a folder of such, is a trace of any format that tools/analysis/foreign.py knows; ours holds
 JSON lines (.gz or not), one per request: `trace`, `lane`, `turn`, `inp`, `out` (tokens),
 `common_blocks` (64-token blocks shared with the lane's previous prompt), `think` (seconds between
 the previous answer and this request). A lane is one program. `scale` divides every length and
 `pauses` every pause, for small pools; `longest` ends a lane before its context grows beyond that
-many tokens (after scaling); `skip` leaves lanes out at the beginning.
+many tokens (after scaling).
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     scale: float = 1.0
     pauses: float = 1.0
     longest: int = 32_768
-    skip: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def read(text: str, name: str = "claude-code") -> Replay:
         found = lanes(read_requests(Path(path))[0])
     except ValueError as error:
         raise WorkloadError(f"--workload {name}:{path}: {error}") from None
-    plans = [_plan("/".join(key), found[key], options) for key in list(found)[options.skip :]]
+    plans = [_plan("/".join(key), found[key], options) for key in found]
     plans = [plan for plan in plans if plan.turns]
     if not plans:
         raise WorkloadError(
@@ -100,6 +99,6 @@ def _options(pairs: list[str]) -> Options:
         options = msgspec.convert(values, Options, strict=False)
     except msgspec.MsgspecError as error:
         raise WorkloadError(f"--workload claude-code: {error}") from None
-    if min(options.scale, options.pauses) <= 0 or options.skip < 0:
+    if min(options.scale, options.pauses) <= 0:
         raise WorkloadError("--workload claude-code: scale and pauses must be above 0")
     return options

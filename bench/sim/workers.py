@@ -56,7 +56,6 @@ class OurWorker(Worker):
     num_disk_slots: int = 0
     _pending: list[_Transfer] = field(default_factory=list)
     _report: WorkerReport = field(default_factory=WorkerReport)
-    _received: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         if self.num_slots:

@@ -247,7 +247,7 @@ def serve_equal(argv: list[str]) -> None:
     assert served == argv[len(argv) - len(served) :]
 
 
-def gaps_of(argv: list[str]) -> None:
+def one_folder(argv: list[str]) -> None:
     assert len(argv) == 1
 
 
@@ -256,10 +256,6 @@ def bench(argv: list[str]) -> None:
     name, *rest = argv
     chosen = group.commands[name]  # type: ignore[attr-defined]
     chosen.make_context(name, rest)
-
-
-def shape(argv: list[str]) -> None:
-    assert len(argv) == 1
 
 
 def run_tests(argv: list[str]) -> None:
@@ -275,8 +271,8 @@ PARSERS: dict[str, Callable[[list[str]], None]] = {
     "bench.copy_engine.run": copies,
     "tests.gpu.serve_equal": serve_equal,
     "bench.serve.commands": bench,
-    "bench.gpu.shape": shape,
-    "bench.serve.gaps": gaps_of,
+    "bench.gpu.shape": one_folder,
+    "bench.serve.gaps": one_folder,
     "pytest": run_tests,
 }
 

@@ -14,7 +14,7 @@ from bench.common.plans import Added
 from bench.serve.aiperf import Aiperf
 from bench.serve.api import Api, ApiError, Patience
 from bench.serve.arrivals import Arrivals
-from bench.serve.clients import Client, ClientError, find_client
+from bench.serve.clients import ClientError
 from bench.serve.load import Load
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.record import RunFolder
@@ -152,15 +152,3 @@ def test_an_aiperf_that_fails_is_told_with_its_own_words(home: Path) -> None:
 def test_without_aiperf_one_sentence_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(ClientError, match=r"install it with: python -m bench\.serve\.aiperf"):
         Aiperf.installed(tmp_path, 32, tmp_path)
-
-
-def test_a_load_that_aiperf_cannot_play_is_refused_before_a_server_starts(home: Path) -> None:
-    open_loop = Load(SMALL, Arrivals("poisson:1", times_s=(1.0,)), LOAD.tokens, "tiny", programs=2)
-    with pytest.raises(ClientError, match="give --arrivals closed:N"):
-        client(home).check(open_loop)
-    client(home).check(LOAD)
-
-
-def test_runs_of_two_clients_do_not_share_a_folder(home: Path) -> None:
-    assert client(home).settings() == {"client": "aiperf 0.13.0"}
-    assert find_client("agents", home, 32) == Client()

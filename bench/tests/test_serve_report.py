@@ -122,10 +122,6 @@ def test_plain_vllm_is_the_base_whenever_it_ran_unless_another_is_named(tmp_path
     assert [point.base for point in read_points([tmp_path], "lmcache-mp").points] == ["lmcache-mp"]
 
 
-def test_pages_of_the_same_folder_are_the_same(tmp_path: Path) -> None:
-    assert page([experiment(tmp_path, repeats=1)]) == page([tmp_path])
-
-
 # --- what is missing ------------------------------------------------------------------------
 def test_a_run_that_was_cut_off_is_listed_and_the_others_are_compared(tmp_path: Path) -> None:
     experiment(tmp_path)

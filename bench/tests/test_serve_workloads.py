@@ -190,7 +190,7 @@ def test_a_replay_is_scaled_down(tmp_path: Path) -> None:
     assert plan.num_new(1) == 1000 - 690
 
 
-@pytest.mark.parametrize("options", ["scale=0", "size=3", "longest=10", "skip=-1"])
+@pytest.mark.parametrize("options", ["scale=0", "size=3", "longest=10"])
 def test_a_replay_that_cannot_be_is_refused(tmp_path: Path, options: str) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text(record(0, 6500, 400, 0))

@@ -28,29 +28,27 @@ def test_one_copy_takes_its_bytes_over_the_rate() -> None:
     assert link.num_bytes == {Way.LOAD: 20 * GB, Way.STORE: 0.0}
 
 
-def test_copies_of_one_direction_follow_each_other() -> None:
-    link = bus()
-    first = link.submit(Way.STORE, 10 * GB, now=0.0)
-    second = link.submit(Way.STORE, 10 * GB, now=0.5)
+LOAD, STORE = Way.LOAD, Way.STORE
+
+
+@pytest.mark.parametrize(
+    ("both", "copies", "done"),
+    [
+        # of one direction they follow each other
+        (10, [(STORE, 10, 0.0), (STORE, 10, 0.5)], (1.0, 2.0)),
+        # 0 to 1 s: each way 5 GB/s; then the store alone has 10 for its last 5 GB
+        (10, [(LOAD, 5, 0.0), (STORE, 10, 0.0)], (1.0, 1.5)),
+        # a link that carries both ways in full slows neither
+        (20, [(LOAD, 10, 0.0), (STORE, 10, 0.0)], (1.0, 1.0)),
+    ],
+)
+def test_directions_share_what_the_link_carries(
+    both: int, copies: list[tuple[Way, int, float]], done: tuple[float, float]
+) -> None:
+    link = bus(both=both * GB)
+    sent = [link.submit(way, size * GB, now) for way, size, now in copies]
     link.advance(10.0)
-    assert (first.done, second.done) == (pytest.approx(1.0), pytest.approx(2.0))
-
-
-def test_both_directions_share_what_the_link_carries() -> None:
-    """0 to 1 s: each way 5 GB/s. Then the store alone has 10 GB/s for its last 5 GB."""
-    link = bus()
-    load = link.submit(Way.LOAD, 5 * GB, now=0.0)
-    store = link.submit(Way.STORE, 10 * GB, now=0.0)
-    link.advance(10.0)
-    assert (load.done, store.done) == (pytest.approx(1.0), pytest.approx(1.5))
-
-
-def test_a_link_that_carries_both_ways_in_full_slows_neither() -> None:
-    link = bus(both=20 * GB)
-    load = link.submit(Way.LOAD, 10 * GB, now=0.0)
-    store = link.submit(Way.STORE, 10 * GB, now=0.0)
-    link.advance(10.0)
-    assert (load.done, store.done) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert [copy.done for copy in sent] == pytest.approx(done)
 
 
 def test_bytes_that_are_not_computed_yet_do_not_flow_and_hold_up_those_behind_them() -> None:

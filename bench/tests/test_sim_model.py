@@ -121,12 +121,6 @@ def test_calls_come_in_the_order_of_time_and_then_of_asking() -> None:
     assert agenda.next_time == 2.0
 
 
-# --- the published sweep ----------------------------------------------------------------
-@pytest.mark.parametrize(("rate", "count"), [(1, 54), (3, 133), (6, 255), (10, 433), (15, 665)])
-def test_as_many_programs_arrive_as_in_the_published_sweep(rate: int, count: int) -> None:
-    assert count == len(eight_turns(rate).programs)
-
-
 def test_each_turn_continues_the_one_before_it_with_its_own_text() -> None:
     one, other = eight_turns(1).programs[:2]
     assert tuple(turn.num_prompt_tokens for turn in one.turns) == (

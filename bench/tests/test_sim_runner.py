@@ -16,23 +16,12 @@ from rich.console import Console
 from bench.sim import runner
 from bench.sim.job import Job, Result, Start
 from bench.sim.provenance import sources
-from bench.sim.result import RunRecord, TurnRecord
+from bench.sim.result import RunRecord
 from bench.sim.runner import Outcome, compact
 from bench.sim.store import Store, StoreError, read, results, starts
+from bench.tests.lab_results import record
 
 ROOT = Path(__file__).parents[2]
-
-
-def record(arm: str = "stock", value: float = 1.0) -> RunRecord:
-    turn = TurnRecord("p0", 0, 0.123456789, 0.5, value, 10, 0, 0)
-    totals = dict.fromkeys(
-        ("num_prompt_tokens", "num_computed_tokens", "num_local_tokens", "num_external_tokens"), 10
-    )
-    return RunRecord(
-        arm, "fake", "H100", 0, {"p0": value}, [turn], **totals,
-        stored_bytes=0.0, loaded_bytes=0.0, num_preemptions=0, num_steps=1,
-        busy_s=0.5, span_s=1.0, wall_s=0.1,
-    )  # fmt: skip
 
 
 # --- what the workers play ------------------------------------------------------------------
@@ -131,8 +120,8 @@ def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
 
 
 def test_times_are_kept_to_a_tenth_of_a_millisecond() -> None:
-    kept = compact(record(value=1 / 3))
-    assert kept.turns[0].arrived == 0.1235
+    kept = compact(record("stock", factor=1 / 3, programs=1, turns=1))
+    assert kept.turns[0].first_token == 0.1667
     assert kept.jct_s == {"p0": 0.3333}
 
 

@@ -9,6 +9,8 @@ from bench.sim.lab import Lab
 from bench.sim.result import RunRecord
 from bench.sim.workloads.eight_turns import eight_turns
 
+PATIENCE_S = 60.0  # of virtual time, for copies under way and pins that nobody comes back to
+
 
 def small_machine(disk_gb: float = 0.0) -> Machine:
     """VRAM for four programs' last turns, DRAM for as many again."""
@@ -27,3 +29,14 @@ def play(arm: str, workload: Workload, on: Machine) -> RunRecord:
 
 def mean_jct_s(record: RunRecord) -> float:
     return sum(record.jct_s.values()) / len(record.jct_s)
+
+
+def assert_lets_go(lab: Lab) -> None:
+    """Step an engine without turns until nothing is under way, as EngineCore's loop would: then
+    every block is free."""
+    until = lab.clock.now + PATIENCE_S
+    while lab.clock.now < until:
+        wake = min(lab.engine.worker.next_done(), lab.clock.now + 1.0)
+        assert not list(lab.engine.step(lambda wake=wake: wake))
+    pool = lab.engine.scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block

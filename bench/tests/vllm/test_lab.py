@@ -108,10 +108,17 @@ def turn(stream: int, gap_s: float = 0.0, joins: tuple[str, ...] = ()) -> TurnPl
     return TurnPlan((Span(stream, 300),), Span(stream, 10, start=300), gap_s, "tool", joins=joins)
 
 
+FAMILY = Workload(
+    "family",
+    (
+        ProgramPlan("parent", (turn(1), turn(2, gap_s=0.25, joins=("child",)))),
+        ProgramPlan("child", (turn(3), turn(4, gap_s=2.0)), 1.0, ("parent", 0), "parent"),
+    ),
+)
+
+
 def test_a_child_begins_after_its_parents_turn_and_the_parent_waits_for_those_it_joins() -> None:
-    parent = ProgramPlan("parent", (turn(1), turn(2, gap_s=0.25, joins=("child",))))
-    child = ProgramPlan("child", (turn(3), turn(4, gap_s=2.0)), 1.0, ("parent", 0), "parent")
-    record = play("stock", Workload("family", (parent, child)), machine("H100"))
+    record = play("stock", FAMILY, machine("H100"))
     at = {(each.program, each.index): each for each in record.turns}
     assert at["child", 0].arrived == pytest.approx(at["parent", 0].finished + 1.0)
     assert at["child", 1].arrived == pytest.approx(at["child", 0].finished + 2.0)
@@ -146,9 +153,7 @@ def test_an_oracle_knows_that_a_turn_does_not_come_before_its_time() -> None:
 
 
 def test_nobody_knows_when_those_that_a_turn_joins_will_be_done() -> None:
-    parent = ProgramPlan("parent", (turn(1), turn(2, gap_s=0.25, joins=("child",))))
-    child = ProgramPlan("child", (turn(3), turn(4, gap_s=2.0)), 1.0, ("parent", 0), "parent")
-    lab = Lab(machine("H100"), ARMS["stock"], Workload("family", (parent, child)))
+    lab = Lab(machine("H100"), ARMS["stock"], FAMILY)
     asked: list[object] = []
 
     def ask() -> None:

@@ -10,20 +10,10 @@ import pytest
 from bench.sim.arms import ARMS, Asking
 from bench.sim.arms.ours import NO_BOUND_S
 from bench.sim.lab import Lab
-from bench.tests.vllm.lab import small_machine, small_workload
+from bench.tests.vllm.lab import assert_lets_go, small_machine, small_workload
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import Choice, Pin, Resident
 from continuum_connector.policy.baselines import Released
-
-PATIENCE_S = 60.0  # of virtual time, for copies under way and pins that nobody comes back to
-
-
-def settle(lab: Lab) -> None:
-    """Step an engine without turns until nothing is under way: what EngineCore's loop would do."""
-    until = lab.clock.now + PATIENCE_S
-    while lab.clock.now < until:
-        wake = min(lab.engine.worker.next_done(), lab.clock.now + 1.0)
-        assert not list(lab.engine.step(lambda wake=wake: wake))
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -35,9 +25,7 @@ def test_every_arm_answers_every_turn_and_lets_go_of_every_block(name: str) -> N
     assert all(turn.arrived < turn.first_token <= turn.finished for turn in record.turns)
     assert all(0 < seconds < math.inf for seconds in record.jct_s.values())
     assert record.num_local_tokens + record.num_external_tokens < record.num_prompt_tokens
-    settle(lab)
-    pool = lab.engine.scheduler.kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1  # all but the null block
+    assert_lets_go(lab)
 
 
 def test_an_arm_without_tool_names_says_all_but_them() -> None:

@@ -13,7 +13,7 @@ from bench.sim.arms import ARMS
 from bench.sim.hardware import Machine, machine
 from bench.sim.lab import Lab
 from bench.sim.result import RunRecord
-from bench.tests.vllm.lab import play
+from bench.tests.vllm.lab import assert_lets_go, play
 
 MODEL, BLOCK, NUM_STATES = "qwen3-next-80b-fp8", 544, 3
 TURNS = ((5_000, 100), (700, 100), (2_000, 30), (2_000, 30))  # tokens asked and answered
@@ -94,10 +94,5 @@ def test_a_run_repeats_exactly_in_a_process_that_ran_others(arm: str) -> None:
 def test_an_arm_lets_go_of_every_block_of_every_group(arm: str) -> None:
     lab = Lab(on(num_blocks=40), ARMS[arm], workload())
     lab.play()
-    until = lab.clock.now + 60.0
-    while lab.clock.now < until:
-        wake = min(lab.engine.worker.next_done(), lab.clock.now + 1.0)
-        assert not list(lab.engine.step(lambda wake=wake: wake))
-    pool = lab.engine.scheduler.kv_cache_manager.block_pool
-    assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1
+    assert_lets_go(lab)
     assert math.isinf(lab.engine.worker.next_done())

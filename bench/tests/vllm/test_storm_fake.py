@@ -15,7 +15,7 @@ from bench.storm import __main__ as command
 from bench.storm import front, virtual
 from bench.storm.agents import Force
 from bench.storm.fake import FakeServer, StuckError
-from bench.storm.judge import Verdict, judge
+from bench.storm.judge import Verdict
 from bench.storm.plan import STOPS
 from bench.storm.record import ABORTED, Ended
 from bench.storm.run import fire
@@ -125,15 +125,6 @@ def test_the_switch_is_looked_at_in_virtual_time(server: FakeServer) -> None:
         return [before, server.engine.connector.is_on]
 
     assert play(server, work) == [True, False]
-
-
-def test_what_is_held_or_unexpected_is_told() -> None:
-    run = fire(Force(60), lambda text: None)
-    before = {f.what for f in judge(run) if f.verdict is Verdict.WRONG}
-    run.held = {"VRAM blocks": 1.0}
-    run.tally.add(Ended("500", "a fault"), "a request")
-    after = {f.what for f in judge(run) if f.verdict is Verdict.WRONG}
-    assert after - before == {"statuses", "ledger"}
 
 
 def test_a_table_of_ours_that_is_never_emptied_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
