@@ -57,13 +57,11 @@ class RunFolder:
         """A program ended."""
         _append(self._programs, program)
 
-    def before(self, metrics: str) -> None:
-        """The server's /metrics before the first program; empty if it has none."""
-        self._keep(results.BEFORE, metrics)
-
-    def after(self, metrics: str) -> None:
-        """The same after the last one."""
-        self._keep(results.AFTER, metrics)
+    def metrics(self, name: str, text: str) -> None:
+        """The server's /metrics: `results.BEFORE` the first program, or `AFTER` the last; empty if
+        it has none."""
+        if text:
+            (self.folder / name).write_text(text)
 
     def close(self, state: State, reason: str = "") -> None:
         """End the run and say how it ended."""
@@ -72,10 +70,6 @@ class RunFolder:
         self.run.state = state
         self.run.reason = reason
         results.write_run(self.folder, self.run)
-
-    def _keep(self, name: str, text: str) -> None:
-        if text:
-            (self.folder / name).write_text(text)
 
 
 def versions(path: str = "") -> dict[str, str]:

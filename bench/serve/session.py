@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from bench.serve import results
 from bench.serve.api import Api, ApiError, Patience
 from bench.serve.clients import Client, OnTurn
 from bench.serve.load import Load, warm_up
@@ -61,7 +62,7 @@ async def _measure(
         with contextlib.suppress(ApiError):
             await asyncio.sleep(manner.settle_s)
             await _one_more_step(api, load)
-            folder.after(await api.text("GET", "/metrics"))
+            folder.metrics(results.AFTER, await api.text("GET", "/metrics"))
     return "interrupted" if stopped else "done"
 
 
@@ -70,7 +71,7 @@ async def _prepare(api: Api, load: Load, folder: RunFolder, manner: Manner) -> N
     if manner.reset:
         await _forget(api, manner.patience)
     with contextlib.suppress(ApiError):  # not every server has metrics
-        folder.before(await api.text("GET", "/metrics"))
+        folder.metrics(results.BEFORE, await api.text("GET", "/metrics"))
 
 
 async def _forget(api: Api, patience: Patience) -> None:

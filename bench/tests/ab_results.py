@@ -59,7 +59,7 @@ def measured(
     `failed` of them fail at their end."""
     folder = root / results.RUNS / run.name
     with RunFolder(folder, run) as out:
-        out.before(_metrics(0.0, 1.0))
+        out.metrics(results.BEFORE, _metrics(0.0, 1.0))
         for number in range(programs):
             name, seconds = f"p{number}", (1 + number + 3 * run.repeat) * factor
             for index in range(TURNS):
@@ -83,7 +83,7 @@ def measured(
                 Program(program=name, turns=TURNS, planned_turns=TURNS, error=error, **times)
             )
         run.wall_s = 4.5 * PROGRAMS * factor
-        out.after(_metrics(PROGRAMS * TURNS, factor))
+        out.metrics(results.AFTER, _metrics(PROGRAMS * TURNS, factor))
         out.close("done")
     return folder
 

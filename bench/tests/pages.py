@@ -16,12 +16,10 @@ class Reader(html.parser.HTMLParser):
         self.open: list[str] = []
         self.words: list[str] = []
         self.sources: list[str] = []
-        self.num_plots = 0
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if tag not in VOID:
             self.open.append(tag)
-        self.num_plots += tag == "svg"
         self.sources += [v or "" for k, v in attributes if k in ("src", "href", "xlink:href")]
 
     def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:

@@ -137,19 +137,25 @@ def test_timeouts_are_told(tmp_path: Path) -> None:
     assert run.turns[0].tries == 2
 
 
-def test_a_closed_loop_keeps_so_many_at_work(tmp_path: Path) -> None:
-    """The server answers nobody until three have asked."""
+@pytest.mark.parametrize(("at_once", "programs"), [(3, 7), (2000, 2000)])
+def test_a_closed_loop_keeps_so_many_at_work_from_one_thread(
+    tmp_path: Path, at_once: int, programs: int
+) -> None:
+    """The server answers nobody until so many have asked."""
     all_here = asyncio.Event()
 
     async def gate(body: dict[str, Any]) -> None:
-        if server.at_once == 3:
+        if server.at_once == at_once:
             all_here.set()
         await all_here.wait()
 
+    one = Uniform("one", "p", (Added(8, 2),), 0, Defaults(f"closed:{at_once}"))
+    asked = {"programs": programs, "arrivals": f"closed:{at_once}", "patience": Patience(60.0)}
     with fake_server(gate) as server:
-        run = run_load(server, tmp_path, arrivals="closed:3", programs=7)
-    assert server.most_at_once == 3
-    assert len(run.programs) == 7
+        run = run_load(server, tmp_path, one, **asked)
+    assert server.most_at_once == at_once
+    assert len(run.finished) == programs
+    assert not [turn for turn in run.turns if turn.failures]
 
 
 def test_a_closed_loop_ends_with_its_time(tmp_path: Path) -> None:
@@ -172,25 +178,6 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert len(run.turns) == 4
     assert run.programs == []
     assert run.added  # the server was read once more
-
-
-def test_two_thousand_programs_at_a_time_from_one_thread(tmp_path: Path) -> None:
-    """The server answers nobody until all 2,000 have asked."""
-    all_here = asyncio.Event()
-
-    async def gate(body: dict[str, Any]) -> None:
-        if server.at_once == 2000:
-            all_here.set()
-        await all_here.wait()
-
-    one = Uniform("one", "p", (Added(8, 2),), 0, Defaults("closed:2000"))
-    with fake_server(gate) as server:
-        run = run_load(
-            server, tmp_path, one, programs=2000, arrivals="closed:2000", patience=Patience(60.0)
-        )
-    assert server.most_at_once == 2000
-    assert len(run.finished) == 2000
-    assert not [turn for turn in run.turns if turn.failures]
 
 
 def test_warm_up_is_not_written_down_and_shares_no_tokens(tmp_path: Path) -> None:
