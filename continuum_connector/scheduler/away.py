@@ -17,7 +17,7 @@ from continuum_connector.forecast.gaps import Gap, Gaps
 from continuum_connector.programs.program import MAX_LEFT, OVER_S, Program
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.scheduler.turns import Turn
-from continuum_connector.toolcalls.asked import Asked
+from continuum_connector.toolcalls.asked import Asked, Ending
 
 _MAX_SILENT = 8  # per step, because after a quiet night thousands of programs may be over at once
 
@@ -120,6 +120,14 @@ class Away:
         absence = self._absences.get(program)
         gap = None if absence is None else absence.gaps.get(since)
         return None if gap is None else self._gaps.forecast(gap.asked)
+
+    def is_question(self, program: str, since: float) -> bool:
+        """Whether all that is known of the program is one answer, given at `since`: it has no name,
+        called no tool, and no turn followed. Nothing shows that whoever asked goes on."""
+        if program not in self._once:
+            return False
+        gap = self._absences[program].gaps.get(since)
+        return gap is not None and gap.asked.ending is not Ending.CALLS
 
     def forget_gaps(self) -> None:
         """Drop all gaps without learning from them, because we will not see the programs return."""

@@ -323,6 +323,33 @@ def test_a_pin_that_nobody_priced_gives_way_at_once() -> None:
     assert engine.ends() == {"pressure": 1}
 
 
+@pytest.mark.parametrize(
+    ("turns", "name", "params", "gives_way"),
+    [
+        (1, None, None, True),
+        (1, None, TOOLS, False),  # it calls a tool, so somebody goes on
+        (1, "p0", None, False),  # it has a name, so there is a program
+        (2, None, None, False),  # it has gone on before
+    ],
+)
+def test_no_turn_waits_for_the_pin_of_a_question(
+    turns: int, name: str | None, params: dict[str, object] | None, gives_way: bool
+) -> None:
+    engine = pinned(80, 0)
+    spied(engine, 1e6)
+    engine.run_turn("a0", 400, program=name, kv_transfer_params=params)
+    for number in range(1, turns):
+        text = engine.next_prompt(f"a{number - 1}", 20)
+        engine.run_turn(f"a{number}", text, program=name, kv_transfer_params=params)
+    assert len(live(engine)) == 1
+    engine.add("long", 300, program="q", seed=5, max_tokens=400)
+    engine.steps(5)
+    engine.add("new", 700, program="r", seed=6)
+    engine.steps(5)
+    assert ("new" in engine.admissions) is gives_way
+    assert engine.ends().get("pressure", 0) == gives_way
+
+
 def test_a_pin_gives_way_to_a_program_that_came_first_and_where_nothing_runs() -> None:
     engine = pinned(80, 0)
     spied(engine, 1e6)
