@@ -122,7 +122,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/node": {"dram"},
     "vllm/touched": set(),
     "vllm/probe": {"vllm/touched"},
-    "vllm/coordinator": {"scheduler", "scheduler/kv_groups"},
+    "vllm/coordinator": {"scheduler", "scheduler/kv_groups", "vllm/compat"},
     "vllm/served": {
         *("config", "dram", "scheduler/kv_groups"),
         *("vllm/compat", "vllm/node", "vllm/proven"),
@@ -130,7 +130,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/expected": {"costs"},
-    "vllm/worker_calls": set(),
+    "vllm/worker_calls": {"vllm/compat"},
     "vllm/compat": {"scheduler", "costs", "named"},
     "vllm/about": {"vllm/compat", "vllm/probe"},
     "vllm/pretend": set(),

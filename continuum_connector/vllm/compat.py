@@ -10,6 +10,7 @@ import importlib
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from vllm.logger import init_logger
@@ -328,13 +329,18 @@ def find_wake() -> Callable[[], None] | None:
     the connector is built: create_connector <- Scheduler.__init__ <- EngineCoreProc.__init__.
     """
     wakeup = getattr(_find("v1.engine", "EngineCoreRequestType"), "WAKEUP", None)
-    frame = sys._getframe(1)
-    while frame is not None and wakeup is not None:
-        queue = getattr(frame.f_locals.get("self"), "input_queue", None)
-        if queue is not None:
-            return lambda: queue.put_nowait((wakeup, None))
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    queues = (getattr(each, "input_queue", None) for each in callers())
+    queue: Any = next((each for each in queues if each is not None), None)
+    return None if queue is None or wakeup is None else lambda: queue.put_nowait((wakeup, None))
+
+
+def callers() -> Iterator[Any]:
+    """Each `self` on the call stack, the innermost first. What vLLM does not hand us is there while
+    it builds what it calls us from."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_locals.get("self")
+        frame = frame.f_back
 
 
 def find_ours(connector: Any, kind: type) -> Any:

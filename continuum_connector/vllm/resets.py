@@ -11,7 +11,6 @@ with them (OlderTurns).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -217,13 +216,8 @@ def _weight_version() -> Callable[[], str]:
     on the call stack while the scheduler is built."""
     from vllm.v1.engine.core import EngineCore
 
-    frame = sys._getframe(1) if hasattr(EngineCore, "get_weight_version") else None
-    while frame is not None:
-        core = frame.f_locals.get("self")
-        if isinstance(core, EngineCore):
-            return core.get_weight_version  # type: ignore[no-any-return]
-        frame = frame.f_back
-    return lambda: ""
+    core = next((each for each in compat.callers() if isinstance(each, EngineCore)), None)
+    return getattr(core, "get_weight_version", lambda: "")
 
 
 @contextmanager

@@ -12,12 +12,12 @@ and writes tensors itself.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from continuum_connector.errors import TransferError
+from continuum_connector.vllm import compat
 
 # Methods of a worker that may change its weights (v1/worker/gpu_worker.py); apply_model runs a
 # function of the caller's on the model. Not every release has all of them.
@@ -58,13 +58,7 @@ def find_worker() -> Any:
     """
     from vllm.v1.worker.worker_base import WorkerBase
 
-    frame = sys._getframe(1)
-    while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, WorkerBase):
-            return found
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return next((each for each in compat.callers() if isinstance(each, WorkerBase)), None)
 
 
 def rank_groups() -> list[Any]:
