@@ -118,7 +118,8 @@ def scheduler_side(
     """Build the scheduler half around vLLM's block pool and its coordinator, `cache`."""
     pool, found = cache
     groups = _groups(vllm_config, kv_cache_config, pool, found)
-    world_size, node_ranks = node.num_ranks(vllm_config)
+    world_size = vllm_config.parallel_config.world_size
+    node_ranks = node.num_node_ranks(vllm_config)
     slot_bytes = host_slots.slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     # What is asked for, also where there can be no tier: an alert compares it with `tier_up`.
@@ -255,7 +256,7 @@ def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
 # --- worker half ------------------------------------------------------------------------
 def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     """Build the worker half; its engine comes with the KV caches."""
-    _, node_ranks = node.num_ranks(vllm_config)
+    node_ranks = node.num_node_ranks(vllm_config)
 
     def make_engine(layout: Any, num_slots: int) -> Any:
         from continuum_connector.worker.native import NativeEngine, Tuning, tell_paths
@@ -314,7 +315,7 @@ def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> Wo
     """This rank's part of the disk; None without a disk tier, and the scheduler half says why."""
     if proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
         return None
-    _, node_ranks = node.num_ranks(vllm_config)
+    node_ranks = node.num_node_ranks(vllm_config)
     engine = int(vllm_config.parallel_config.data_parallel_index)
     place = DiskPlace(engine, node.rank(vllm_config), node_ranks)
     prove = prover(
