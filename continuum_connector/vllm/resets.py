@@ -20,7 +20,6 @@ from vllm.v1.request import RequestStatus
 from continuum_connector.vllm import compat, probe
 from continuum_connector.vllm.touched import Part
 
-LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
@@ -37,7 +36,7 @@ def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[
         if request.is_finished():
             if hold_load(request_id):
                 scheduler.kv_cache_manager.free(request)
-        elif request.status == LOADING:
+        elif compat.is_loading(request):
             if hold_load(request_id) or request_id in scheduler.finished_recving_kv_req_ids:
                 # Treated as a failed load: once it has ended, vLLM asks for all of it anew
                 # (_update_waiting_for_remote_kv), and freeing nothing then does no harm.
