@@ -246,13 +246,10 @@ class ProgramTable:
         self,
         max_programs: int,
         evictable: Callable[[str], bool] = _always,
-        lineage: LineageIndex | None = None,
     ) -> None:
         self._max_programs = max_programs
         self._evictable = evictable
-        if lineage is None:
-            lineage = LineageIndex(NUM_ENDS * max_programs)
-        self._lineage = lineage
+        self._lineage = LineageIndex(NUM_ENDS * max_programs)
         self._programs: OrderedDict[str, Program] = OrderedDict()
         # Those whose first turn has ended and that no other followed: unnamed, then named ones.
         self._once: tuple[OrderedDict[str, None], ...] = (OrderedDict(), OrderedDict())
