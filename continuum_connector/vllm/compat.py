@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from continuum_connector.costs.prefill import Work
@@ -31,11 +30,6 @@ SUPPORTED = (
 )
 
 _BASE = "distributed.kv_transfer.kv_connector.v1.base"
-
-
-def logger(name: str) -> Any:
-    """vLLM's logger, so that our lines look like its own in the server's log."""
-    return init_logger(f"vllm.{name}")
 
 
 def profiler_scope() -> Callable[[str], Any] | None:
