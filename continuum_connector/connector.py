@@ -246,7 +246,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         meta = type(self).build_connector_meta(self, scheduler_output)
         try:
             if self.mode is not Mode.ASIDE:
-                self._step_trace.add(compat.num_scheduled(scheduler_output), self._clock())
+                self._step_trace.add(len(scheduler_output.num_scheduled_tokens), self._clock())
         except Exception:
             del self.build_connector_meta
             logger.exception("steps are traced no more (trace_steps_s); serving goes on")

@@ -228,10 +228,6 @@ def _digest(text: str, use: bytes) -> str:
 _TRIES = 32  # programs in use that a turn looks at before it leaves the table too full
 
 
-def _always(_key: str) -> bool:
-    return True
-
-
 class ProgramTable:
     """Programs by key, about `max_programs` of them. Those that never came back leave first,
     unnamed ones before named ones, then the least recently seen: a flood of questions does not make
@@ -245,7 +241,7 @@ class ProgramTable:
     def __init__(
         self,
         max_programs: int,
-        evictable: Callable[[str], bool] = _always,
+        evictable: Callable[[str], bool] = lambda _key: True,
     ) -> None:
         self._max_programs = max_programs
         self._evictable = evictable

@@ -169,11 +169,6 @@ def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None
     return Work.of(some, len(scheduled), computed, context, drafts)
 
 
-def num_scheduled(scheduler_output: Any) -> int:
-    """How many requests compute in this step."""
-    return len(scheduler_output.num_scheduled_tokens)
-
-
 def preempted_ids(scheduler_output: Any) -> Collection[str]:
     """Requests put back in this step."""
     return getattr(scheduler_output, "preempted_req_ids", None) or ()

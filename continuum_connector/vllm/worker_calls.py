@@ -180,8 +180,9 @@ class WorkerCalls:
 
     def _discarding(self, inner: Callable[..., Any], tags: Any, *args: Any, **kw: Any) -> Any:
         self._is_empty = self._is_empty or "weights" in tags
-        take = self._taking if "kv_cache" in tags else _plain
-        return take(inner, tags, *args, **kw)
+        if "kv_cache" in tags:
+            return self._taking(inner, tags, *args, **kw)
+        return inner(tags, *args, **kw)
 
     def _taking(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take the KV cache away; if that is refused, as on a CPU, it is still there."""
@@ -214,10 +215,6 @@ class WorkerCalls:
             self._is_empty = False
             self._new_weights("wake_up")
         return done
-
-
-def _plain(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return inner(*args, **kwargs)
 
 
 def _of_trainer(worker: Any) -> Iterator[str]:
