@@ -13,7 +13,7 @@ import msgspec
 from continuum_connector import host_slots
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
 from continuum_connector.costs.costs import Costs
-from continuum_connector.errors import ConfigError, TransferError
+from continuum_connector.errors import ConfigError
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
@@ -44,7 +44,6 @@ from continuum_connector.vllm import (
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
-from continuum_connector.worker.layout import Layout, read_layout
 from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker, current_stream
@@ -282,38 +281,9 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     )
 
 
-def register(
-    worker: ContinuumWorker,
-    kv_caches: Mapping[str, Any],
-    config: ContinuumConfig,
-    vllm_config: Any,
-    kv_cache_config: Any,
-) -> None:
-    """Read the layout back and build pool and engine; an unproven layout disables the tier."""
-    layout = layout_of(worker, kv_caches, config, kv_cache_config)
-    if layout is not None:
-        disk = _disk(config, vllm_config, kv_cache_config) if config.disk_path else None
-        worker.register(layout, disk)
-
-
-def layout_of(
-    worker: ContinuumWorker,
-    kv_caches: Mapping[str, Any],
-    config: ContinuumConfig,
-    kv_cache_config: Any,
-) -> Layout | None:
-    """Where the blocks lie. An unproven layout disables the tier, and None is returned."""
-    try:
-        layout = read_layout(kv_caches, kv_cache_config)
-    except TransferError as error:
-        worker.disable(str(error))
-        return None
-    return layout.padded() if config.disk_path else layout
-
-
-def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> WorkerDisk | None:
+def disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> WorkerDisk | None:
     """This rank's part of the disk; None without a disk tier, and the scheduler half says why."""
-    if proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
+    if not config.disk_path or proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
         return None
     node_ranks = node.num_node_ranks(vllm_config)
     engine = int(vllm_config.parallel_config.data_parallel_index)
