@@ -99,12 +99,6 @@ def resolve_config(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumCon
     return host_slots.with_default_dram(config, vllm_config, kv_cache_config), ""
 
 
-def policy(config: ContinuumConfig) -> Hinted:
-    """Return the policy named in the config, with clients' hints answered on top of it."""
-    chosen = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
-    return Hinted(chosen, config.max_ttl_s)
-
-
 def scheduler_side(
     config: ContinuumConfig,
     vllm_config: Any,
@@ -127,8 +121,7 @@ def scheduler_side(
     num_slots = host_slots.num_slots(config, seen, groups, node_ranks, slot_bytes)
     traffic = Traffic(world_size, HoldTable(pool), account, config.disk_timeout_s)
     account.gauge("disk_wanted_bytes", config.disk_bytes)
-    is_default = config.dram_bytes is None
-    memory = DramPlan(num_slots, slot_bytes * world_size, is_default)
+    memory = DramPlan(num_slots, slot_bytes * world_size, config.dram_bytes is None)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
@@ -178,8 +171,9 @@ def _decider(
 ) -> Decider:
     costs.seen.assume(block_bytes=block_bytes, prefill=expected.prefill(vllm_config))
     gaps = Gaps()
+    policy = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
     return Decider(
-        policy(config),
+        Hinted(policy, config.max_ttl_s),
         gaps,
         Away(gaps, config.max_programs),
         costs,
