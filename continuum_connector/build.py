@@ -13,7 +13,7 @@ import msgspec
 from continuum_connector import host_slots
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
 from continuum_connector.costs.costs import Costs
-from continuum_connector.errors import ConfigError, TransferError
+from continuum_connector.errors import ConfigError
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
@@ -44,7 +44,6 @@ from continuum_connector.vllm import (
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
-from continuum_connector.worker.layout import Layout, read_layout
 from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker, current_stream
@@ -100,12 +99,6 @@ def resolve_config(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumCon
     return host_slots.with_default_dram(config, vllm_config, kv_cache_config), ""
 
 
-def policy(config: ContinuumConfig) -> Hinted:
-    """Return the policy named in the config, with clients' hints answered on top of it."""
-    chosen = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
-    return Hinted(chosen, config.max_ttl_s)
-
-
 def scheduler_side(
     config: ContinuumConfig,
     vllm_config: Any,
@@ -118,7 +111,8 @@ def scheduler_side(
     """Build the scheduler half around vLLM's block pool and its coordinator, `cache`."""
     pool, found = cache
     groups = _groups(vllm_config, kv_cache_config, pool, found)
-    world_size, node_ranks = node.num_ranks(vllm_config)
+    world_size = vllm_config.parallel_config.world_size
+    node_ranks = node.num_node_ranks(vllm_config)
     slot_bytes = host_slots.slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     # What is asked for, also where there can be no tier: an alert compares it with `tier_up`.
@@ -127,8 +121,7 @@ def scheduler_side(
     num_slots = host_slots.num_slots(config, seen, groups, node_ranks, slot_bytes)
     traffic = Traffic(world_size, HoldTable(pool), account, config.disk_timeout_s)
     account.gauge("disk_wanted_bytes", config.disk_bytes)
-    is_default = config.dram_bytes is None
-    memory = DramPlan(num_slots, slot_bytes * world_size, is_default)
+    memory = DramPlan(num_slots, slot_bytes * world_size, config.dram_bytes is None)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
@@ -178,8 +171,9 @@ def _decider(
 ) -> Decider:
     costs.seen.assume(block_bytes=block_bytes, prefill=expected.prefill(vllm_config))
     gaps = Gaps()
+    policy = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
     return Decider(
-        policy(config),
+        Hinted(policy, config.max_ttl_s),
         gaps,
         Away(gaps, config.max_programs),
         costs,
@@ -255,7 +249,7 @@ def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
 # --- worker half ------------------------------------------------------------------------
 def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     """Build the worker half; its engine comes with the KV caches."""
-    _, node_ranks = node.num_ranks(vllm_config)
+    node_ranks = node.num_node_ranks(vllm_config)
 
     def make_engine(layout: Any, num_slots: int) -> Any:
         from continuum_connector.worker.native import NativeEngine, Tuning, tell_paths
@@ -281,40 +275,11 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     )
 
 
-def register(
-    worker: ContinuumWorker,
-    kv_caches: Mapping[str, Any],
-    config: ContinuumConfig,
-    vllm_config: Any,
-    kv_cache_config: Any,
-) -> None:
-    """Read the layout back and build pool and engine; an unproven layout disables the tier."""
-    layout = layout_of(worker, kv_caches, config, kv_cache_config)
-    if layout is not None:
-        disk = _disk(config, vllm_config, kv_cache_config) if config.disk_path else None
-        worker.register(layout, disk)
-
-
-def layout_of(
-    worker: ContinuumWorker,
-    kv_caches: Mapping[str, Any],
-    config: ContinuumConfig,
-    kv_cache_config: Any,
-) -> Layout | None:
-    """Where the blocks lie. An unproven layout disables the tier, and None is returned."""
-    try:
-        layout = read_layout(kv_caches, kv_cache_config)
-    except TransferError as error:
-        worker.disable(str(error))
-        return None
-    return layout.padded() if config.disk_path else layout
-
-
-def _disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> WorkerDisk | None:
+def disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> WorkerDisk | None:
     """This rank's part of the disk; None without a disk tier, and the scheduler half says why."""
-    if proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
+    if not config.disk_path or proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
         return None
-    _, node_ranks = node.num_ranks(vllm_config)
+    node_ranks = node.num_node_ranks(vllm_config)
     engine = int(vllm_config.parallel_config.data_parallel_index)
     place = DiskPlace(engine, node.rank(vllm_config), node_ranks)
     prove = prover(

@@ -290,8 +290,7 @@ def _check_disk(config: ContinuumConfig) -> None:
 
 
 def _check_choices(config: ContinuumConfig) -> None:
-    choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS}
-    choices |= {"sleep_dram": SLEEPS}
+    choices = {"policy": POLICIES, "kv_layout": KV_LAYOUTS, "sleep_dram": SLEEPS}
     for key, allowed in choices.items():
         value = getattr(config, key)
         if value not in allowed:

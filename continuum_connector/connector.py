@@ -7,6 +7,7 @@ one, at tensor parallel size 1 on a GPU), so nothing is shared between them but 
 from __future__ import annotations
 
 import enum
+import logging
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from continuum_connector.worker_hooks import StepMetadata, WorkerHooks, WorkerMe
 if TYPE_CHECKING:
     from continuum_connector.scheduler.scheduler import SchedulerSide
 
-logger = compat.logger(__name__)
+logger = logging.getLogger(f"vllm.{__name__}")
 
 # A scrape comes every few seconds, a step every few ms.
 TELL_EVERY_S = 1.0
@@ -245,7 +246,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         meta = type(self).build_connector_meta(self, scheduler_output)
         try:
             if self.mode is not Mode.ASIDE:
-                self._step_trace.add(compat.num_scheduled(scheduler_output), self._clock())
+                self._step_trace.add(len(scheduler_output.num_scheduled_tokens), self._clock())
         except Exception:
             del self.build_connector_meta
             logger.exception("steps are traced no more (trace_steps_s); serving goes on")

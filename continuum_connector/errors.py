@@ -26,9 +26,4 @@ def shown(text: str) -> str:
     as Python would write it (\\x1b, \\n, \\u202e), so it moves no cursor and forges no line."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else escaped(c) for c in text)
-
-
-def escaped(character: str) -> str:
-    """The character in ASCII."""
-    return character.encode("unicode_escape").decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -33,7 +33,7 @@ def with_default_dram(
     if config.dram_bytes is not None:
         return config
     kv_bytes = served.bytes_per_block(kv_cache_config) * kv_cache_config.num_blocks
-    _, node_ranks = node.num_ranks(vllm_config)
+    node_ranks = node.num_node_ranks(vllm_config)
     platform = served.platform()
     if why := proven.why_no_tier(served.server(vllm_config, kv_cache_config)):
         taken = dram.Taken(0, why)

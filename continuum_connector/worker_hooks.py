@@ -18,12 +18,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from continuum_connector import build
 from continuum_connector.config import ContinuumConfig, load_config
+from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account, timed
 from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
 from continuum_connector.vllm import compat, probe, served
 from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
-from continuum_connector.worker.layout import all_layers
+from continuum_connector.worker.layout import Layout, all_layers, read_layout
 from continuum_connector.worker.worker import ContinuumWorker, anyone
 
 
@@ -93,10 +94,11 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self.worker is None:
             return
-        build.register(
-            self.worker, kv_caches, self.config, self._vllm_config, self._kv_cache_config
-        )
         self._kv_caches = kv_caches
+        layout = self._layout(self.worker)
+        if layout is not None:
+            disk = build.disk(self.config, self._vllm_config, self._kv_cache_config)
+            self.worker.register(layout, disk)
         if why := probe.why_no_copies():
             self.worker.disable(why)
             return
@@ -116,11 +118,18 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
     def restore_kv_caches(self) -> None:
         """The same tensors are there again, perhaps at another address."""
         if self.worker is not None:
-            layout = build.layout_of(
-                self.worker, self._kv_caches, self.config, self._kv_cache_config
-            )
+            layout = self._layout(self.worker)
             if layout is not None:
                 self.worker.wake_up(layout)
+
+    def _layout(self, worker: ContinuumWorker) -> Layout | None:
+        """Where the blocks lie now. An unproven layout disables the tier, and None is returned."""
+        try:
+            layout = read_layout(self._kv_caches, self._kv_cache_config)
+        except TransferError as error:
+            worker.disable(str(error))
+            return None
+        return layout.padded() if self.config.disk_path else layout
 
     # --- a step, in vLLM's order. Most bring no order and find nothing in flight: they go through
     # untimed, with a look or two per hook.

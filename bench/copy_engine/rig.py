@@ -18,7 +18,7 @@ from continuum_connector.tools.cli.ending import ToldError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.native import NativeEngine, Tuning
+from continuum_connector.worker.native import NativeEngine, Tuning, check
 
 WAIT_S = 120.0
 NAP_S = 0.0005  # after this long without work another thread sleeps, and so does its core
@@ -57,8 +57,8 @@ class TimedEngine(NativeEngine):
         base, handle = ctypes.c_void_p(), self._opened()
         state = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
         lib = self._blocking
-        self._check(lib.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base)))
-        self._check(lib.ckv_pool_get_state(handle, base, ctypes.byref(state)))
+        check(lib.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base)))
+        check(lib.ckv_pool_get_state(handle, base, ctypes.byref(state)))
         return state
 
 

@@ -84,8 +84,8 @@ class NullTrace:
 class Trace:
     """Appends records to `path`; never makes the caller wait, whatever the disk does.
 
-    `max_bytes`, `max_files`: those of TraceFile. `hashes_ids`: programs and requests are written as
-    digests, whose key exists nowhere else.
+    `max_bytes`: that of TraceFile. `hashes_ids`: programs and requests are written as digests,
+    whose key exists nowhere else.
     `record`, `take_dropped` and `close` are for one thread, the scheduler's. A record is
     `{"t": wall clock s, "now": monotonic s, "event": name, ...}`. Lines are on disk
     0.05 s after `record`, and all of them after `close` or the interpreter's exit.
@@ -100,14 +100,13 @@ class Trace:
         wall: Callable[[], float] = time.time,
         *,
         max_bytes: int = 0,
-        max_files: int = 2,
         hashes_ids: bool = False,
     ) -> None:
         self.path = path
         self._digest_key = secrets.token_bytes(32) if hashes_ids else b""
         self._max_queued = max_queued
         self._wall = wall
-        self._file = TraceFile(path, max_bytes, max_files)
+        self._file = TraceFile(path, max_bytes)
         self._queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()  # None: wake up and close
         self._num_refused = 0  # by the scheduler's thread: the queue was full
         self._num_lost = 0  # by the writer's thread: it could not encode or write
@@ -198,12 +197,7 @@ def open_trace(config: ContinuumConfig) -> Trace | NullTrace:
     """Return the trace that the config asks for; an unusable path raises ConfigError."""
     if not config.trace_path:
         return NullTrace()
-    return Trace(
-        config.trace_path,
-        max_bytes=config.trace_bytes,
-        max_files=MAX_FILES,
-        hashes_ids=config.trace_hashed,
-    )
+    return Trace(config.trace_path, max_bytes=config.trace_bytes, hashes_ids=config.trace_hashed)
 
 
 MAX_FILES = 8  # kept of a trace, the one at trace_path among them
@@ -217,7 +211,7 @@ class TraceFile:
     finds it full moves it, under a lock, and the others follow, as they do after logrotate.
     """
 
-    def __init__(self, path: str, max_bytes: int = 0, max_files: int = 2) -> None:
+    def __init__(self, path: str, max_bytes: int = 0, max_files: int = MAX_FILES) -> None:
         self._path = os.path.realpath(path)  # a link stays where it is, but its target moves
         self._max_bytes = max_bytes
         self._max_files = max_files

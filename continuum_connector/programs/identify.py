@@ -19,12 +19,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from continuum_connector.errors import shown
 from continuum_connector.programs.divergence import DIGITS, MAX_PARTS
 from continuum_connector.programs.program import (
     Hints,
     Identity,
     IdentitySource,
-    printable,
     program_key,
 )
 
@@ -287,4 +287,4 @@ def _tool_names(items: list[Any] | tuple[Any, ...]) -> Iterator[str]:
     for item in islice(items, 4 * MAX_TOOLS):  # bounds what invalid items can cost
         name = as_id(item) if isinstance(item, str) else None
         if name is not None:
-            yield printable(name[:MAX_TOOL_CHARS])[:MAX_TOOL_CHARS]
+            yield shown(name[:MAX_TOOL_CHARS])[:MAX_TOOL_CHARS]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from continuum_connector.programs.lineage import PIECE, as_bytes, pieces_of
+from continuum_connector.programs.lineage import PIECE, as_bytes, has_block, pieces_of
 
 NUM_MARKS = 8  # of a chain
 TO_ITS_END, FROM_ITS_PROMPT, UNKNOWN = 3, 2, 1  # how a turn continues a chain
@@ -52,18 +52,15 @@ class Kept:
         knows, as the chain has no block to tell by; else 0."""
         if not self.marks:
             return UNKNOWN
-        if _has(hashes, self.marks[-1]):
+        if has_block(hashes, *self.marks[-1]):
             return TO_ITS_END
-        is_from_prompt = self.prompt is not None and _has(hashes, self.prompt)
+        is_from_prompt = self.prompt is not None and has_block(hashes, *self.prompt)
         return FROM_ITS_PROMPT if is_from_prompt else 0
 
     def shared(self, hashes: Sequence[bytes]) -> int:
         """How many blocks of the chain a prompt begins with. The result is up to an eighth too
         low."""
-        for place, block_hash in reversed(self.marks):  # a hash covers all before it
-            if place < len(hashes) and hashes[place] == block_hash:
-                return place + 1
-        return 0
+        return next((mark[0] + 1 for mark in reversed(self.marks) if has_block(hashes, *mark)), 0)
 
     def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
         """Whether a turn with those hashes continues the chain at least to its middle. Not to its
@@ -79,7 +76,7 @@ class Kept:
         if num_tokens <= self.num_prompt_tokens or not self.marks:
             return False
         if tokens is None or not self.answer:
-            return _has(hashes, (0, self.first))
+            return has_block(hashes, 0, self.first)
         near = slice(max(0, self.num_prompt_tokens - NEAR), self.num_prompt_tokens + NEAR)
         text = as_bytes(tokens[near])
         return any(piece in text for piece in self.answer)
@@ -88,8 +85,3 @@ class Kept:
 def _pieces(answer: Sequence[int]) -> tuple[bytes, ...]:
     is_short = MIN_ANSWER < len(answer) < PIECE
     return (as_bytes(answer[:-1]),) if is_short else pieces_of(answer)
-
-
-def _has(hashes: Sequence[bytes], mark: tuple[int, bytes]) -> bool:
-    place, block_hash = mark
-    return place < len(hashes) and hashes[place] == block_hash

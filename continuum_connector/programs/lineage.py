@@ -85,7 +85,7 @@ class _Known:
 
     def own_from(self, block_hashes: Sequence[bytes], following: int) -> int:
         """From which block on a turn has text of its own, at the latest from `following`."""
-        if self.own is not None and _has(block_hashes, *self.own):
+        if self.own is not None and has_block(block_hashes, *self.own):
             return min(following, self.own[0])
         return following
 
@@ -196,7 +196,7 @@ class LineageIndex:
         """Forget the ends that a turn of the program continues, and of the others the oldest."""
         mine = self._by_program.get(program, {})
         for block_hash in list(mine):
-            if _has(block_hashes, self._ends[block_hash].position, block_hash):
+            if has_block(block_hashes, self._ends[block_hash].position, block_hash):
                 self._retire(block_hash)
         for block_hash in list(mine)[: max(0, len(mine) - (NUM_CHAINS - 1) * NUM_ENDS)]:
             self._retire(block_hash)
@@ -241,7 +241,7 @@ class LineageIndex:
             for block_hash, end in mine
             if not end.shared
             and end.early <= end.is_proven
-            and _has(block_hashes, end.position, block_hash)
+            and has_block(block_hashes, end.position, block_hash)
         )
         return max(known, key=lambda end: end.position, default=None)
 
@@ -305,7 +305,8 @@ class LineageIndex:
         self._counts[position] = count
 
 
-def _has(block_hashes: Sequence[bytes], position: int, block_hash: bytes) -> bool:
+def has_block(block_hashes: Sequence[bytes], position: int, block_hash: bytes) -> bool:
+    """Whether that block is in these, and so all before it, which a hash covers."""
     return position < len(block_hashes) and block_hashes[position] == block_hash
 
 

@@ -26,6 +26,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
+from continuum_connector.errors import shown
 from continuum_connector.programs import divergence
 from continuum_connector.programs.divergence import Divergence
 from continuum_connector.programs.kept import Kept
@@ -210,20 +211,13 @@ def anonymous_key() -> str:
     return f"{_ANONYMOUS}{secrets.token_hex(_DIGEST_BYTES)}"
 
 
-def printable(text: str) -> str:
-    """Return `text`, or its escaped form if a log or a terminal would not show it as it is."""
-    if text.isprintable():
-        return text
-    return text.encode("unicode_escape").decode("ascii")  # covers lone surrogates, newlines
-
-
 def _bounded(name: str, room: int) -> str:
     """Shorten a name that is too long to its beginning and a digest of the whole."""
-    shown = printable(name[: room + 1])
-    if len(shown) <= room:
-        return shown
+    said = shown(name[: room + 1])
+    if len(said) <= room:
+        return said
     end = f"~{_digest(name, b'name')}"
-    return shown[: room - len(end)] + end
+    return said[: room - len(end)] + end
 
 
 def _digest(text: str, use: bytes) -> str:
@@ -232,10 +226,6 @@ def _digest(text: str, use: bytes) -> str:
 
 
 _TRIES = 32  # programs in use that a turn looks at before it leaves the table too full
-
-
-def _always(_key: str) -> bool:
-    return True
 
 
 class ProgramTable:
@@ -251,14 +241,11 @@ class ProgramTable:
     def __init__(
         self,
         max_programs: int,
-        evictable: Callable[[str], bool] = _always,
-        lineage: LineageIndex | None = None,
+        evictable: Callable[[str], bool] = lambda _key: True,
     ) -> None:
         self._max_programs = max_programs
         self._evictable = evictable
-        if lineage is None:
-            lineage = LineageIndex(NUM_ENDS * max_programs)
-        self._lineage = lineage
+        self._lineage = LineageIndex(NUM_ENDS * max_programs)
         self._programs: OrderedDict[str, Program] = OrderedDict()
         # Those whose first turn has ended and that no other followed: unnamed, then named ones.
         self._once: tuple[OrderedDict[str, None], ...] = (OrderedDict(), OrderedDict())

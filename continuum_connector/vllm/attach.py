@@ -47,7 +47,6 @@ def install(engine_args_class: Any) -> None:
             _step_out(self)
         vllm_config = original(self, *args, **kwargs)
         with _in_one_sentence(is_server):
-            _check_folders(vllm_config)
             prepare(vllm_config)
         return vllm_config
 
@@ -99,17 +98,18 @@ def prepare(vllm_config: Any) -> None:
 
     if probe.why_aside(has_priorities=False, is_hybrid=False):
         return  # the connector says so
+    parallel = vllm_config.parallel_config
+    _check_folders(ours, parallel)
     node.keep_count(vllm_config)
     # Here, because the scheduler asks this config, not the one that a MultiConnector's child gets.
     compat.ask_to_recompute(vllm_config)
     if ours.dram_bytes is None:
-        if ours.disk_path and vllm_config.parallel_config.nnodes > 1:
+        if ours.disk_path and parallel.nnodes > 1:
             raise ConfigError(
                 f"disk_path = {ours.disk_path!r} on several nodes without dram_bytes would cut "
                 "disk slots by each node's own memory, and no rank could read what the scheduler "
                 "means; set dram_bytes"
             )
-        parallel = vllm_config.parallel_config
         if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
             node.keep_spare(vllm_config, dram.look(os.environ))  # Ray's workers may be elsewhere
     config = vllm_config.scheduler_config
@@ -118,18 +118,10 @@ def prepare(vllm_config: Any) -> None:
         config.get_scheduler_cls = functools.partial(_our_class, config)
 
 
-def _check_folders(vllm_config: Any) -> None:
+def _check_folders(ours: ContinuumConfig, parallel: Any) -> None:
     """Check the folders of the trace and the switch before weights are loaded, because the
     scheduler opens these files only after that. They are checked only if the scheduler is sure to
     run on this node: other nodes may have other folders."""
-    ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
-    if ours is None:
-        return
-    from continuum_connector.vllm import probe
-
-    if probe.why_aside(has_priorities=False, is_hybrid=False):
-        return  # the connector says so
-    parallel = vllm_config.parallel_config
     is_here = parallel.data_parallel_size_local > 0 and parallel.data_parallel_backend != "ray"
     if not is_here or parallel.nnodes > 1:
         return

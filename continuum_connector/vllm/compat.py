@@ -10,9 +10,9 @@ import importlib
 import operator
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
-from vllm.logger import init_logger
 from vllm.v1.request import RequestStatus
 
 from continuum_connector.costs.prefill import Work
@@ -30,11 +30,6 @@ SUPPORTED = (
 )
 
 _BASE = "distributed.kv_transfer.kv_connector.v1.base"
-
-
-def logger(name: str) -> Any:
-    """vLLM's logger, so that our lines look like its own in the server's log."""
-    return init_logger(f"vllm.{name}")
 
 
 def profiler_scope() -> Callable[[str], Any] | None:
@@ -172,11 +167,6 @@ def step_work(scheduler_output: Any, skips_decodes: bool = False) -> Work | None
 
     context = sum(known.num_computed_tokens) + sum(of_new.values())
     return Work.of(some, len(scheduled), computed, context, drafts)
-
-
-def num_scheduled(scheduler_output: Any) -> int:
-    """How many requests compute in this step."""
-    return len(scheduler_output.num_scheduled_tokens)
 
 
 def preempted_ids(scheduler_output: Any) -> Collection[str]:
@@ -328,13 +318,18 @@ def find_wake() -> Callable[[], None] | None:
     the connector is built: create_connector <- Scheduler.__init__ <- EngineCoreProc.__init__.
     """
     wakeup = getattr(_find("v1.engine", "EngineCoreRequestType"), "WAKEUP", None)
-    frame = sys._getframe(1)
-    while frame is not None and wakeup is not None:
-        queue = getattr(frame.f_locals.get("self"), "input_queue", None)
-        if queue is not None:
-            return lambda: queue.put_nowait((wakeup, None))
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    queues = (getattr(each, "input_queue", None) for each in callers())
+    queue: Any = next((each for each in queues if each is not None), None)
+    return None if queue is None or wakeup is None else lambda: queue.put_nowait((wakeup, None))
+
+
+def callers() -> Iterator[Any]:
+    """Each `self` on the call stack, the innermost first. What vLLM does not hand us is there while
+    it builds what it calls us from."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_locals.get("self")
+        frame = frame.f_back
 
 
 def find_ours(connector: Any, kind: type) -> Any:

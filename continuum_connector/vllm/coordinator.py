@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from continuum_connector.scheduler.against_stock import CautiousStock, UnknownStock
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
 from continuum_connector.scheduler.stock import StockCache
+from continuum_connector.vllm import compat
 
 
 def find(pool: Any) -> Any:
@@ -27,13 +27,9 @@ def find(pool: Any) -> Any:
     it binds the pool in its constructor (v1/core/sched/scheduler.py, __init__). We find it on the
     call stack, because we do not have the scheduler yet.
     """
-    frame = sys._getframe(1)
-    while frame is not None:
-        manager = getattr(frame.f_locals.get("self"), "kv_cache_manager", None)
-        if getattr(manager, "block_pool", None) is pool:
-            return getattr(manager, "coordinator", None)
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    managers = (getattr(each, "kv_cache_manager", None) for each in compat.callers())
+    found = (each for each in managers if getattr(each, "block_pool", None) is pool)
+    return getattr(next(found, None), "coordinator", None)
 
 
 def hit_in_all_groups(coordinator: Any) -> None:

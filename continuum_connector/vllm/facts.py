@@ -82,7 +82,7 @@ def facts(vllm_config: Any) -> dict[str, Any]:
         # As they were loaded: what is installed may be newer by now.
         "torch": sys.modules["torch"].__version__,
         "transformers": sys.modules["transformers"].__version__,
-        "packages": _packages(),
+        "packages": [_version(each) for each in PACKAGES],
         "plugins": _plugins(),
         "device": current_platform.get_device_name(),
         "model": shape,
@@ -105,12 +105,8 @@ def facts(vllm_config: Any) -> dict[str, Any]:
     }
 
 
-def _packages() -> list[str | None]:
-    """The versions of PACKAGES, None for those that are not installed."""
-    return [_version(each) for each in PACKAGES]
-
-
 def _version(package: str) -> str | None:
+    """The version that is installed, None if it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

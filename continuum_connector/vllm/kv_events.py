@@ -1,4 +1,4 @@
-"""KvEventFactory: vLLM's KV events for DRAM blocks, with the fields that this vLLM knows."""
+"""KvEventFactory: vLLM's KV events for blocks in DRAM and on disk."""
 
 from __future__ import annotations
 
@@ -45,16 +45,14 @@ class KvEventFactory:
         hashes = request.block_hashes
         lora = request.lora_request
         fields = {
-            "block_hashes": [self._convert(key[:-4])],
+            **self._named(self.medium, key),
             "parent_block_hash": self._convert(hashes[start // hash_size - 1]) if start else None,
             "token_ids": list(request.all_token_ids[start:end]),
             "block_size": end - start,
             "lora_id": lora.adapter_id if lora else None,
-            "medium": self.medium,
             "lora_name": lora.name if lora else None,
             # Salt and images: without them, a router that hashes tokens would see another block.
             "extra_keys": self._untag([extra_keys]),
-            "group_idx": int.from_bytes(key[-4:], "big"),
             "session_id": getattr(request, "session_id", None),
         }
         return self._build(self._events.BlockStored, fields)
@@ -78,12 +76,7 @@ class KvEventFactory:
 
     def removed(self, key: bytes) -> Any:
         """Return the event that one block left DRAM."""
-        fields = {
-            "block_hashes": [self._convert(key[:-4])],
-            "medium": self.medium,
-            "group_idx": int.from_bytes(key[-4:], "big"),
-        }
-        return self._build(self._events.BlockRemoved, fields)
+        return self._build(self._events.BlockRemoved, self._named(self.medium, key))
 
     def kept_below(self, keys: Sequence[bytes], block_size: int) -> list[Any]:
         """Return the event that these blocks came to disk; none if this vLLM has no medium for it.
@@ -93,25 +86,21 @@ class KvEventFactory:
         """
         if self._storage is None or not keys:
             return []
-        fields = {
-            "block_hashes": [self._convert(key[:-4]) for key in keys],
-            "parent_block_hash": None,
-            "token_ids": [],
-            "block_size": block_size,
-            "lora_id": None,
-            "lora_name": None,
-            "medium": self._storage,
-            "group_idx": 0,
-        }
+        fields = {**self._named(self._storage, *keys), "block_size": block_size, "token_ids": []}
+        fields |= dict.fromkeys(("parent_block_hash", "lora_id", "lora_name"))
         return [self._build(self._events.BlockStored, fields)]
 
     def left_below(self, keys: Sequence[bytes]) -> list[Any]:
         """Return the event that these blocks left the disk."""
         if self._storage is None or not keys:
             return []
+        return [self._build(self._events.BlockRemoved, self._named(self._storage, *keys))]
+
+    def _named(self, medium: Any, *keys: bytes) -> dict[str, Any]:
+        """The fields of an event about blocks of one KV group: which they are, and where."""
         hashes = [self._convert(key[:-4]) for key in keys]
-        fields = {"block_hashes": hashes, "medium": self._storage, "group_idx": 0}
-        return [self._build(self._events.BlockRemoved, fields)]
+        group = int.from_bytes(keys[0][-4:], "big")
+        return {"block_hashes": hashes, "medium": medium, "group_idx": group}
 
     @staticmethod
     def _build(kind: Any, fields: dict[str, Any]) -> Any:

@@ -36,11 +36,6 @@ def spare(vllm_config: Any) -> Spare | None:
     return getattr(vllm_config.scheduler_config, _SPARE, None)
 
 
-def num_ranks(vllm_config: Any) -> tuple[int, int]:
-    """Return (ranks of this engine, ranks that share this node's memory)."""
-    return vllm_config.parallel_config.world_size, num_node_ranks(vllm_config)
-
-
 def rank(vllm_config: Any) -> int:
     """This worker's rank among those of its engine (v1/worker/worker_base.py sets it).
 
@@ -50,7 +45,7 @@ def rank(vllm_config: Any) -> int:
 
 
 def num_node_ranks(vllm_config: Any) -> int:
-    """The ranks of all engines that one `vllm serve` has on this node.
+    """The ranks of all engines that one `vllm serve` has on this node, which share its memory.
 
     If the config itself says more, that counts: engines can be added (elastic expert parallelism),
     and a dense replica that was made independent says less, never more.

@@ -11,7 +11,6 @@ with them (OlderTurns).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,6 @@ from vllm.v1.request import RequestStatus
 from continuum_connector.vllm import compat, probe
 from continuum_connector.vllm.touched import Part
 
-LOADING = RequestStatus.WAITING_FOR_REMOTE_KVS
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
@@ -38,7 +36,7 @@ def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[
         if request.is_finished():
             if hold_load(request_id):
                 scheduler.kv_cache_manager.free(request)
-        elif request.status == LOADING:
+        elif compat.is_loading(request):
             if hold_load(request_id) or request_id in scheduler.finished_recving_kv_req_ids:
                 # Treated as a failed load: once it has ended, vLLM asks for all of it anew
                 # (_update_waiting_for_remote_kv), and freeing nothing then does no harm.
@@ -217,13 +215,8 @@ def _weight_version() -> Callable[[], str]:
     on the call stack while the scheduler is built."""
     from vllm.v1.engine.core import EngineCore
 
-    frame = sys._getframe(1) if hasattr(EngineCore, "get_weight_version") else None
-    while frame is not None:
-        core = frame.f_locals.get("self")
-        if isinstance(core, EngineCore):
-            return core.get_weight_version  # type: ignore[no-any-return]
-        frame = frame.f_back
-    return lambda: ""
+    core = next((each for each in compat.callers() if isinstance(each, EngineCore)), None)
+    return getattr(core, "get_weight_version", lambda: "")
 
 
 @contextmanager

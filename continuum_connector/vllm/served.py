@@ -42,11 +42,6 @@ def bytes_per_block(kv_cache_config: Any) -> int:
     return int(size // kv_cache_config.num_blocks)
 
 
-def kinds(kv_cache_config: Any) -> tuple[str, ...]:
-    """The class of each KV group's spec, as proven.Group has it."""
-    return tuple(group(each).kind for each in kv_cache_config.kv_cache_groups)
-
-
 def is_alone(vllm_config: Any) -> bool:
     """Whether no other connector may need a turn's blocks after its end."""
     others = getattr(vllm_config, "ec_transfer_config", None)
@@ -108,8 +103,9 @@ def server(vllm_config: Any, kv_cache_config: Any = None) -> Server:
     """What decides on a DRAM tier. Before the KV groups are made, it assumes one of full
     attention."""
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
+    groups = kv_cache_config and kv_cache_config.kv_cache_groups
     return Server(
-        kinds=kinds(kv_cache_config) if kv_cache_config else Server().kinds,
+        kinds=Server().kinds if groups is None else tuple(group(each).kind for each in groups),
         fails_by_request=compat.can_fail_by_request(),
         kv_cache_dtype=cache.cache_dtype,
         pipeline_parallel=parallel.pipeline_parallel_size,

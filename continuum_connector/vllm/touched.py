@@ -170,8 +170,6 @@ engine.arg_utils:EngineArgs | plugin | vllm/attach.py | none yet: a check of the
   create_engine_config
 config:KVTransferConfig | plugin | vllm/plugin.py | none yet: a connector's own default role
   __post_init__
-logger | load | vllm/compat.py | -
-  init_logger
 KV.base | load | worker_hooks.py | it is the API
   KVConnectorBase_V1 KVConnectorRole SupportsHMA KVConnectorMetadata KVConnectorWorkerMetadata
 KV.base | nothing | vllm/compat.py | it is the API

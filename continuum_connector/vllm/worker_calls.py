@@ -12,12 +12,12 @@ and writes tensors itself.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from continuum_connector.errors import TransferError
+from continuum_connector.vllm import compat
 
 # Methods of a worker that may change its weights (v1/worker/gpu_worker.py); apply_model runs a
 # function of the caller's on the model. Not every release has all of them.
@@ -58,13 +58,7 @@ def find_worker() -> Any:
     """
     from vllm.v1.worker.worker_base import WorkerBase
 
-    frame = sys._getframe(1)
-    while frame is not None:
-        found = frame.f_locals.get("self")
-        if isinstance(found, WorkerBase):
-            return found
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    return next((each for each in compat.callers() if isinstance(each, WorkerBase)), None)
 
 
 def rank_groups() -> list[Any]:
@@ -186,8 +180,9 @@ class WorkerCalls:
 
     def _discarding(self, inner: Callable[..., Any], tags: Any, *args: Any, **kw: Any) -> Any:
         self._is_empty = self._is_empty or "weights" in tags
-        take = self._taking if "kv_cache" in tags else _plain
-        return take(inner, tags, *args, **kw)
+        if "kv_cache" in tags:
+            return self._taking(inner, tags, *args, **kw)
+        return inner(tags, *args, **kw)
 
     def _taking(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Take the KV cache away; if that is refused, as on a CPU, it is still there."""
@@ -220,10 +215,6 @@ class WorkerCalls:
             self._is_empty = False
             self._new_weights("wake_up")
         return done
-
-
-def _plain(inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return inner(*args, **kwargs)
 
 
 def _of_trainer(worker: Any) -> Iterator[str]:

@@ -483,14 +483,14 @@ class DiskWatch:
         self._is_over = False
         self._awake = threading.Event()  # there is something to do
         self._said: deque[int] = deque()  # bytes spent, not yet on the disk
-        self._file: tuple[int, int] | None = None  # the one that we opened, until it is gone
+        self._file: os.stat_result | None = None  # the one that we opened, until it is gone
         self._has_failed = False
         self._thread = threading.Thread(target=self._run, name="continuum-disk-watch", daemon=True)
 
     def start(self) -> None:
         """BLOCKS as long as the disk does. Without a thread for it there is no watch."""
         with suppress(OSError):  # a disk that fails says so when it is used
-            self._file = _file_at(self._path)
+            self._file = os.stat(self._path)
         with suppress(RuntimeError):  # the system has none to give
             self._thread.start()
 
@@ -508,7 +508,7 @@ class DiskWatch:
         """Do what there is to do. BLOCKS as long as the disk does."""
         while self._said:
             self._keep(self._said.popleft())
-        if self._file is not None and self._is_gone():
+        if self._file is not None and self._is_gone(self._file):
             self._file = None
             logger.warning(
                 "%s is no longer the file that this server uses: it was removed, or its drive "
@@ -517,9 +517,9 @@ class DiskWatch:
                 self._path,
             )
 
-    def _is_gone(self) -> bool:
+    def _is_gone(self, file: os.stat_result) -> bool:
         try:
-            return _file_at(self._path) != self._file
+            return not os.path.samestat(os.stat(self._path), file)
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:  # a disk that fails says so when it is used
@@ -549,8 +549,3 @@ class DiskWatch:
                     error.strerror,
                 )
             self._has_failed = True
-
-
-def _file_at(path: Path) -> tuple[int, int]:
-    found = os.stat(path)
-    return found.st_dev, found.st_ino

@@ -75,7 +75,7 @@ class NativeEngine:
     def __init__(
         self, driver: str, layout: Layout, num_slots: int, tuning: Tuning | None = None
     ) -> None:
-        _check(driver, layout, num_slots)
+        _check_sizes(driver, layout, num_slots)
         tuning = tuning or Tuning()
         self._blocking, self._quick = abi.load_library()
         self._handle: ctypes.c_void_p | None = None
@@ -96,7 +96,7 @@ class NativeEngine:
             sim_mbps=tuning.sim_mbps,
         )
         handle = ctypes.c_void_p()
-        self._check(self._blocking.ckv_open(ctypes.byref(config), ctypes.byref(handle)))
+        check(self._blocking.ckv_open(ctypes.byref(config), ctypes.byref(handle)))
         self._handle = handle
         try:
             self.pool = HostPool(handle, num_slots * layout.slot_bytes, tuning)
@@ -112,11 +112,6 @@ class NativeEngine:
         """How far the host pool has grown, and what stopped it."""
         self._opened()
         return self.pool.state()
-
-    def wait_pool(self, timeout_s: float) -> bool:
-        """Block, without the GIL, until the host pool stops growing. False: timeout."""
-        self._opened()
-        return self.pool.wait(timeout_s)
 
     def open_disk(self, path: str, tuning: DiskTuning) -> NativeDisk:
         """BLOCK, without the GIL, until there is a file at `path`; see CopyEngine."""
@@ -144,7 +139,7 @@ class NativeEngine:
             )
         if self._is_cuda and after_stream == 0:
             after_stream = _LEGACY_STREAM
-        self._check(
+        check(
             self._quick.ckv_submit(
                 self._opened(),
                 direction._value_,
@@ -178,7 +173,7 @@ class NativeEngine:
     def cancel(self, tag: int) -> None:
         """Stop a transfer before its next trunk. Does nothing if it has settled."""
         if self._handle is not None:
-            self._check(self._quick.ckv_cancel(self._handle, tag))
+            check(self._quick.ckv_cancel(self._handle, tag))
 
     def wait(self, tag: int, timeout_s: float) -> bool:
         """Block, without the GIL, until `tag` has settled."""
@@ -220,14 +215,10 @@ class NativeEngine:
             raise TransferError("the copy engine is closed.")
         return self._handle
 
-    def _check(self, code: int) -> None:
-        if code < 0:
-            raise TransferError(f"{self._quick.ckv_last_error().decode()}.")
-
     def stats(self) -> abi.Stats:
         """What the engine did since it was opened; the pairs are (load, store)."""
         stats = abi.Stats(size=ctypes.sizeof(abi.Stats))
-        self._check(self._quick.ckv_get_stats(self._opened(), ctypes.byref(stats)))
+        check(self._quick.ckv_get_stats(self._opened(), ctypes.byref(stats)))
         return stats
 
 
@@ -254,11 +245,10 @@ class HostPool:
             num_left=tuning.num_left,
         )
         code = self._blocking.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base))
-        if code != 0 or not base.value:
-            raise TransferError(f"no host pool: {self._quick.ckv_last_error().decode()}.")
+        check(code, "no host pool")
         self._handle = handle
         self.num_bytes = num_bytes
-        self.base: int = base.value
+        self.base: int = base.value or 0
 
     def state(self) -> PoolState:
         """How far the pool has grown. Costs microseconds."""
@@ -266,8 +256,7 @@ class HostPool:
             raise TransferError("the host pool is closed.")
         raw = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
         code = self._quick.ckv_pool_get_state(self._handle, self.base, ctypes.byref(raw))
-        if code != 0:
-            raise TransferError(f"no pool state: {self._quick.ckv_last_error().decode()}.")
+        check(code, "no pool state")
         return PoolState(
             ready_bytes=raw.ready_bytes,
             mapped_bytes=raw.mapped_bytes,
@@ -281,15 +270,14 @@ class HostPool:
 
     def want(self, num_bytes: int) -> None:
         """Have it grow to so many bytes, if it wanted less. Costs microseconds."""
-        self._check(
-            self._quick.ckv_pool_want(self._handle, self.base, num_bytes), "the pool does not grow"
-        )
+        code = self._quick.ckv_pool_want(self._handle, self.base, num_bytes)
+        check(code, "the pool does not grow")
 
     def wait(self, timeout_s: float) -> bool:
         """Block, without the GIL, until the pool stops growing. False: it still grows."""
         code = self._blocking.ckv_pool_wait(self._handle, self.base, int(timeout_s * 1e6))
-        if code not in (0, _ETIMEOUT):
-            raise TransferError(f"no pool to wait for: {self._quick.ckv_last_error().decode()}.")
+        if code != _ETIMEOUT:
+            check(code, "no pool to wait for")
         return bool(code == 0)
 
     def set_regions(self, layout: Layout, num_slots: int) -> None:
@@ -304,27 +292,20 @@ class HostPool:
                 for r in layout.regions
             )
         )
-        self._check(
-            self._blocking.ckv_set_regions(
-                self._handle, array, len(array), layout.num_blocks, num_slots
-            ),
-            "regions are not set",
-        )
+        shape = len(array), layout.num_blocks, num_slots
+        code = self._blocking.ckv_set_regions(self._handle, array, *shape)
+        check(code, "regions are not set")
 
     def release(self) -> None:
         """BLOCK, without the GIL, until the system has all pages back. Their content is lost.
         Refused while a copy is under way."""
         code = self._blocking.ckv_pool_release(self._handle, ctypes.c_void_p(self.base))
-        self._check(code, "the host pool keeps its pages")
+        check(code, "the host pool keeps its pages")
 
     def regrow(self) -> None:
         """Have a pool that was released grow again, all of it on the native thread."""
         code = self._blocking.ckv_pool_regrow(self._handle, ctypes.c_void_p(self.base))
-        self._check(code, "the host pool does not grow again")
-
-    def _check(self, code: int, what: str) -> None:
-        if code != 0:
-            raise TransferError(f"{what}: {self._quick.ckv_last_error().decode()}.")
+        check(code, "the host pool does not grow again")
 
     def view(self) -> npt.NDArray[np.uint8]:
         """The pool as bytes, not a copy; must not be used after `close`."""
@@ -338,8 +319,7 @@ class HostPool:
         if self.base == 0:
             return
         code = self._blocking.ckv_pool_unmap(self._handle, ctypes.c_void_p(self.base))
-        if code != 0:
-            raise TransferError(f"the host pool stays: {self._quick.ckv_last_error().decode()}.")
+        check(code, "the host pool stays")
         self.base = 0
 
 
@@ -376,7 +356,7 @@ class NativeDisk:
             ctypes.byref(config),
             ctypes.byref(handle),
         )
-        self._check(code)
+        check(code)
         self._handle = handle
 
     def write(
@@ -417,7 +397,7 @@ class NativeDisk:
                 f"transfer {tag}: {len(slots)} slots and {len(keys)} keys do not go with {n} disk "
                 f"slots of {self._slot_blocks} blocks."
             )
-        self._check(
+        check(
             self._quick.ckv_disk_submit(
                 self._opened(),
                 direction,
@@ -444,14 +424,14 @@ class NativeDisk:
 
     def reset(self) -> None:
         """Make everything on the disk foreign; see DiskFile."""
-        self._check(self._quick.ckv_disk_reset(self._opened()))
+        check(self._quick.ckv_disk_reset(self._opened()))
 
     def state(self) -> DiskState:
         """The state of the file, also after it is closed."""
         if self._handle is None:
             return DiskState(False, False, True, False, 0.0, _CLOSED, _DISK_CLOSED)
         raw = abi.DiskState(size=ctypes.sizeof(abi.DiskState))
-        self._check(self._quick.ckv_disk_get_state(self._handle, ctypes.byref(raw)))
+        check(self._quick.ckv_disk_get_state(self._handle, ctypes.byref(raw)))
         return DiskState(
             is_direct=bool(raw.is_direct),
             was_kept=bool(raw.was_kept),
@@ -468,7 +448,7 @@ class NativeDisk:
             return True  # if not, the engine says that it left the file behind
         code = self._blocking.ckv_disk_close(self._handle, int(timeout_s * 1e6))
         if code != _ETIMEOUT:
-            self._check(code)
+            check(code)
         return bool(code == 0)
 
     def forget(self) -> None:
@@ -480,9 +460,14 @@ class NativeDisk:
             raise TransferError(f"{_DISK_CLOSED}.")
         return self._handle
 
-    def _check(self, code: int) -> None:
-        if code < 0:
-            raise TransferError(f"{self._quick.ckv_last_error().decode(errors='replace')}.")
+
+def check(code: int, what: str = "") -> None:
+    """TransferError if a call of the library on this thread failed: `what` came of that, then its
+    own words."""
+    if code < 0:
+        _, quick = abi.load_library()
+        why = quick.ckv_last_error().decode(errors="replace")
+        raise TransferError(f"{what}: {why}." if what else f"{why}.")
 
 
 def _raw(ids: BlockIds, tag: int) -> bytes:
@@ -498,7 +483,7 @@ def _completion(c: abi.RawCompletion) -> Completion:
     return Completion(c.tag, Status(c.status), c.error, c.bytes, seconds, errors)
 
 
-def _check(driver: str, layout: Layout, num_slots: int) -> None:
+def _check_sizes(driver: str, layout: Layout, num_slots: int) -> None:
     slot_bytes = layout.slot_bytes
     if driver not in _DRIVERS:
         raise ConfigError(f"driver {driver!r} is unknown; choose from {', '.join(_DRIVERS)}.")

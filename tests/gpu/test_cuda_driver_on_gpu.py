@@ -125,7 +125,7 @@ def test_slots_of_a_growing_pool_can_be_used_once_they_are_ready(make_rig: MakeR
         assert state.is_growing
     torch_done(rig)
     rig.finish(STORE, [1], [1])
-    assert rig.engine.wait_pool(30.0)
+    assert rig.engine.pool.wait(30.0)
     assert not rig.engine.pool_state().why
     rig.finish(STORE, [2], [255])
     assert np.array_equal(rig.slots[255], rig.bytes_of(2))
@@ -168,7 +168,7 @@ def test_a_graph_is_captured_while_the_lane_looks_and_copies_and_the_pool_grows(
     torch_done(rig)
     replay()
     assert (sums == 1000).all()
-    assert rig.engine.wait_pool(60.0)
+    assert rig.engine.pool.wait(60.0)
     assert not rig.engine.pool_state().why
     assert (rig.slots[0] == 7).all()
     for first in (0, num_blocks):

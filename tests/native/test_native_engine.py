@@ -88,10 +88,8 @@ def test_a_simulated_pool_is_ready_at_once(rig: Rig) -> None:
     state = rig.engine.pool_state()
     assert state.ready_bytes == state.mapped_bytes >= Rig.NUM_SLOTS * 2 * Rig.PIECE
     assert (state.is_growing, state.why, state.lock_s) == (False, "", 0.0)
-    assert rig.engine.wait_pool(0.0)
+    assert rig.engine.pool.wait(0.0)
     rig.engine.close(5.0)
-    with pytest.raises(TransferError, match="closed"):
-        rig.engine.wait_pool(1.0)
     with pytest.raises(TransferError, match="closed"):
         rig.engine.pool_state()
     with pytest.raises(TransferError, match="closed"):

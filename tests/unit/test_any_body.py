@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.middleware import MESSAGES_PATH, PATHS, ProgramMiddleware, _Body
+from continuum_connector.middleware import _FIELDS, MESSAGES_PATH, PATHS, ProgramMiddleware
 
 ADDED = {"program", "source", "parent", "final", "tools", "compaction"}
 
@@ -60,7 +60,7 @@ LEAVES = st.one_of(
 )
 NAMES = st.sampled_from(
     [
-        *_Body.__struct_fields__,
+        *_FIELDS,
         *("continuum", "agent_hint", "program", "source", "parent", "final", "keep_s", "tools"),
         *("cache_control", "type", "ttl", "content", "messages", "user_id", "trajectory_id", "x"),
     ]

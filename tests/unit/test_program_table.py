@@ -9,7 +9,7 @@ from msgspec import structs
 
 from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.kept import Kept
-from continuum_connector.programs.lineage import LineageIndex
+from continuum_connector.programs.lineage import NUM_ENDS
 from continuum_connector.programs.program import (
     MAX_KEY_CHARS,
     OVER_S,
@@ -202,14 +202,14 @@ def test_the_cost_of_a_turn_does_not_grow_with_the_programs_in_use() -> None:
 
 
 def test_20k_anonymous_requests_take_bounded_memory() -> None:
-    lineage = LineageIndex(400)
-    table = ProgramTable(max_programs=100, lineage=lineage)
+    table = ProgramTable(max_programs=100)
+    lineage = table._lineage
     for number in range(20_000):
         prompt: Sequence[bytes] = (b"%d" % number,)
         program, _ = table.begin_turn(None, prompt, 0.0)
         table.end_turn(program, NO_HINTS, 0.0, prompt, 1)
     assert len(table) == len(table._programs) == 100
-    assert len(lineage) <= 400
+    assert len(lineage) <= 100 * NUM_ENDS
     assert len(lineage._by_program) <= 100
     assert len(lineage._positions) == len(lineage._counts) == 1
 

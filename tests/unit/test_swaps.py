@@ -17,7 +17,7 @@ from continuum_connector.vllm.touched import TOUCHED
 PACKAGE = Path(continuum_connector.__file__).parent
 NAMES = {name for touch in TOUCHED for name in touch.any_of}
 OBJECTS = {"request", "scheduler", "pool", "block", "manager", "coordinator"}
-WALKS = {"_getframe", "currentframe", "stack"}
+WALKS = {"_getframe", "currentframe", "stack", "callers"}
 # Of `continuum check`, whose config no server gets.
 CHECKS_OWN = ("vllm/about.py", "vllm/planned.py", "vllm/pretend.py")
 
@@ -29,6 +29,7 @@ LEFT = {
     "vllm/attach.py prepare config.get_scheduler_cls": 7,
     "vllm/attach.py scheduler_cls config.scheduler_cls": "for one call, then as the user named it",
     "vllm/compat.py ask_to_recompute vllm_config.kv_transfer_config.kv_load_failure_policy": 6,
+    "vllm/compat.py callers walks": "for those who ask it, each listed here",
     "vllm/compat.py count_no_backlog scheduler.prefill_capacity_bound": 9,
     "vllm/compat.py end_load request.status": 10,
     "vllm/compat.py find_wake walks": 2,
@@ -75,7 +76,9 @@ def _within(node: ast.AST, name: str, where: ast.AST, file: str) -> Iterator[tup
 
 
 def _sets(node: ast.AST, file: str) -> Iterator[str]:
-    if isinstance(node, ast.Attribute):
+    if isinstance(node, ast.Name) and node.id == "callers":
+        yield "walks"
+    elif isinstance(node, ast.Attribute):
         if node.attr in WALKS and isinstance(node.ctx, ast.Load):
             yield "walks"
         elif isinstance(node.ctx, (ast.Store, ast.Del)) and _is_theirs(node, file):

@@ -91,7 +91,7 @@ def test_all_ranks_of_a_node_count(
     config = without_size()
     seen(monkeypatch, 4 * GIB)
     attach.prepare(config)
-    monkeypatch.setattr(node, "num_ranks", lambda _: (1, ranks))
+    monkeypatch.setattr(node, "num_node_ranks", lambda _: ranks)
     found = with_default_dram(ContinuumConfig(), config, kv_cache())
     assert found.tier_bytes == caches * NUM_BLOCKS * BLOCK_BYTES
 

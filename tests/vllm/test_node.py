@@ -97,10 +97,11 @@ def test_every_engine_of_a_node_counts_the_ranks_of_all_of_them_as_check_does(
     config = served(tmp_path, model, **flags)
     for rank in range(min(2, flags.get("data_parallel_size_local", 2))):
         seen = in_engine(config, rank, monkeypatch)
-        engine_ranks, node_ranks = node.num_ranks(seen)
-        assert (engine_ranks, node_ranks) == (flags.get("tensor_parallel_size", 1), ranks)
+        assert seen.parallel_config.world_size == flags.get("tensor_parallel_size", 1)
+        assert node.num_node_ranks(seen) == ranks
         worker = pickle.loads(pickle.dumps(seen))  # vLLM spawns workers
-        assert node.num_ranks(worker) == (engine_ranks, ranks)
+        assert worker.parallel_config.world_size == seen.parallel_config.world_size
+        assert node.num_node_ranks(worker) == ranks
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     assert read_plan(words, {}).num_ranks == ranks
 
@@ -118,4 +119,5 @@ def test_an_engine_on_each_of_two_nodes_has_its_node_alone(
         master_addr="127.0.0.1",
         distributed_executor_backend="mp",
     )
-    assert node.num_ranks(in_engine(config, 1, monkeypatch)) == (8, 8)
+    seen = in_engine(config, 1, monkeypatch)
+    assert (seen.parallel_config.world_size, node.num_node_ranks(seen)) == (8, 8)
