@@ -114,6 +114,20 @@ MUTANTS = (
         "tests/unit/test_room.py",
     ),
     Mutant(
+        "pins: who calls a tool is taken for one that only asked",
+        "scheduler/away.py",
+        "        return gap is not None and gap.asked.ending is not Ending.CALLS\n",
+        "        return gap is not None\n",
+        "tests/vllm/test_decider.py",
+    ),
+    Mutant(
+        "pins: turns wait for the room of a call that is over",
+        "scheduler/decider.py",
+        "        if self.away.is_question(pin.program, pin.started):\n",
+        "        if False:\n",
+        "tests/vllm/test_decider.py",
+    ),
+    Mutant(
         "holds: a block that two pins share counts twice",
         "scheduler/holds.py",
         "        self.num_blocks += len(_become(self._refs, hold.ids, 1, 1))\n",
