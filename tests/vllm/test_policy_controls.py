@@ -15,6 +15,7 @@ from continuum_connector.policy.base import Pin
 from continuum_connector.programs import lineage
 from continuum_connector.programs.kept import TO_ITS_END, Kept
 from continuum_connector.programs.program import ProgramTable
+from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.on_disk.saving import Saving
@@ -28,7 +29,8 @@ Patch = pytest.MonkeyPatch
 
 # -- faults ------------------------------------------------------------------------------------
 def what_people_were_told_stays(patch: Patch) -> None:
-    """Pins of answers to people end last, and never by time."""
+    """Pins of answers to people end last, those of questions too, and never by time."""
+    patch.setattr(Away, "is_question", lambda *_: False)
     choose = Decider.choose
 
     def worth_most(self: Any, finished: Any, snapshot: Any) -> Any:
