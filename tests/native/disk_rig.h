@@ -20,7 +20,6 @@ constexpr size_t kKeyBytes = 36;
 constexpr uint64_t kBlock = 4096;
 constexpr uint64_t kPayload = kSlotBlocks * kBlock;
 constexpr int32_t kDiskSlots = 16;
-constexpr int64_t kLong = 20000000;
 
 struct TempFile {
   TempFile() : folder(make_folder()), path(folder + "/dp0-rank0.slab") {}

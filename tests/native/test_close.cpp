@@ -13,8 +13,6 @@
 
 namespace {
 
-constexpr int64_t kLong = 20000000;
-
 ckv_config small_trunks() {
   ckv_config config = sim_config();
   config.trunk_bytes = 16 * kKiB;

@@ -376,7 +376,7 @@ TEST(test_cuda_a_launch_that_ends_the_context_poisons) {
       CHECK(rig.submit(CKV_LOAD, {1}, {1}, 2) == CKV_OK);
       CHECK(rig.finish(2).error == 700);
       CHECK(rig.submit(CKV_LOAD, {1}, {1}, 3) == CKV_EPOISONED);
-      CHECK(ckv_close(rig.engine, 1000000) == CKV_OK);
+      CHECK(ckv_close(rig.engine, kLong) == CKV_OK);
       fake_cuda_reset();
     }
     CHECK(broken_rule().empty());
@@ -389,7 +389,7 @@ TEST(test_cuda_a_kernel_that_faults_poisons) {
     CHECK(rig.submit(CKV_LOAD, {1}, {1}, 1) == CKV_OK);
     CHECK(rig.finish(1).error == 700);
     CHECK(rig.submit(CKV_LOAD, {1}, {1}, 2) == CKV_EPOISONED);
-    CHECK(ckv_close(rig.engine, 1000000) == CKV_OK);
+    CHECK(ckv_close(rig.engine, kLong) == CKV_OK);
     CHECK(broken_rule().find("not mapped for the device") != std::string::npos);
     fake_cuda_reset();
   });
@@ -437,7 +437,7 @@ TEST(test_cuda_a_dead_context_poisons_and_closes) {
       CHECK(rig.submit(CKV_STORE, {1}, {1}, 2) == CKV_EPOISONED);
       CHECK(std::string(ckv_last_error()).find("CUDA_ERROR_ILLEGAL_ADDRESS (700)") !=
             std::string::npos);
-      CHECK(ckv_close(rig.engine, 1000000) == CKV_OK);
+      CHECK(ckv_close(rig.engine, kLong) == CKV_OK);
       fake_cuda_reset();  // as a new context would: what is left can be given back
     }
     CHECK(broken_rule().empty());
@@ -525,7 +525,7 @@ TEST(test_cuda_close_waits_for_copies_in_flight) {
       fake_cuda_hold(1);
       CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
       CHECK(ckv_wait(rig.engine, 1, 1000) == CKV_TIMEOUT);
-      std::thread closer([&] { CHECK(ckv_close(rig.engine, 20000000) == CKV_OK); });
+      std::thread closer([&] { CHECK(ckv_close(rig.engine, kLong) == CKV_OK); });
       fake_cuda_hold(0);
       closer.join();
       rig.poll();
@@ -546,7 +546,7 @@ TEST(test_cuda_transfers_leave_a_graph_capture_alone) {
       CHECK(rig.submit(CKV_STORE, {1}, {1}, 3, 1) == CKV_OK);
       CHECK(rig.finish(3).error == 2);
       CHECK(fake_cuda_num_calls("cuStreamQuery") > 0);
-      CHECK(ckv_close(rig.engine, 20000000) == CKV_OK);
+      CHECK(ckv_close(rig.engine, kLong) == CKV_OK);
       fake_cuda_capture(0);  // the caller frees the engine, on his own thread
     }
     CHECK(broken_rule().empty());
@@ -563,7 +563,7 @@ TEST(test_cuda_a_pool_that_grows_leaves_a_graph_capture_alone) {
     void *base = nullptr;
     fake_cuda_capture(1);
     CHECK(ckv_pool_map(engine, &wanted, &base) == CKV_OK);
-    CHECK(ckv_pool_wait(engine, base, 20000000) == CKV_OK);
+    CHECK(ckv_pool_wait(engine, base, kLong) == CKV_OK);
     fake_cuda_capture(0);
     ckv_pool_state state{};
     state.size = sizeof state;

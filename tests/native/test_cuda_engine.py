@@ -51,7 +51,7 @@ fake.fake_cuda_broken_rule.restype = ctypes.c_char_p
 fake.fake_cuda_fail(b"cuMemHostRegister_v2", 40, 1, 2)
 rank = giving_up.Rank("cuda", lambda vram: fake.fake_cuda_add_vram(
     ctypes.c_void_p(vram.ctypes.data), ctypes.c_uint64(vram.nbytes)), fake.fake_cuda_hold)
-assert rank.engine.pool.wait(20.0)
+assert rank.engine.pool.wait(300.0)
 rank.give_up()
 print(counts()[3], rank.is_mapped())
 fake.fake_cuda_hold(0)

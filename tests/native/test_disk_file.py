@@ -26,10 +26,9 @@ from continuum_connector.worker.engine import (
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeDisk, NativeEngine
 from tests.native import sim
-from tests.native.conftest import Rig, ids
+from tests.native.conftest import LIMIT_S, Rig, ids
 
 TUNING = DiskTuning(num_slots=8, slot_blocks=2, namespace=b"\7" * 32, facts='{"model": "tiny"}')
-LIMIT_S = 20.0
 
 
 def key_of(number: int) -> bytes:

@@ -327,7 +327,7 @@ void random_transfers(uint32_t checksum_every) {
         CHECK(ckv_cancel(rig.engine, tag - random() % 3) == CKV_OK);
       }
       if (random() % 40 == 0) {
-        CHECK(ckv_wait(rig.engine, tag, 20000000) == CKV_OK);
+        CHECK(ckv_wait(rig.engine, tag, kLong) == CKV_OK);
       }
     }
     --num_running;
@@ -343,7 +343,7 @@ void random_transfers(uint32_t checksum_every) {
   for (std::thread &thread : threads) {
     thread.join();
   }
-  CHECK(ckv_close(rig.engine, 20000000) == CKV_OK);
+  CHECK(ckv_close(rig.engine, kLong) == CKV_OK);
   rig.poll();
   CHECK(num_accepted > 1000 && rig.seen.size() == num_accepted);
   CHECK(*ckv_pending_word(rig.engine) == 0);

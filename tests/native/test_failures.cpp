@@ -25,7 +25,7 @@ void fault(uint64_t n, uint64_t count, int code) {
   num_accepted += rig.submit(CKV_LOAD, range(32, 64), range(32, 64), 2) == CKV_OK;
   num_accepted += rig.submit(CKV_STORE, range(0, 32), range(64, 96), 3) == CKV_OK;
   for (uint64_t tag : {1, 2, 3}) {
-    CHECK(ckv_wait(rig.engine, tag, 20000000) == CKV_OK);
+    CHECK(ckv_wait(rig.engine, tag, kLong) == CKV_OK);
   }
   rig.poll();
   CHECK(rig.seen.size() == num_accepted);
@@ -216,7 +216,7 @@ TEST(test_close_with_copies_in_flight_reports_all) {
     CHECK(rig.submit(CKV_STORE, range(0, 32), range(0, 32), 1) == CKV_OK);
     CHECK(rig.submit(CKV_LOAD, range(32, 64), range(32, 64), 2) == CKV_OK);
     usleep(static_cast<useconds_t>(i * 100));
-    CHECK(ckv_close(rig.engine, i % 2 * 20000000) == CKV_OK);
+    CHECK(ckv_close(rig.engine, i % 2 * kLong) == CKV_OK);
     CHECK(ckv_close(rig.engine, 0) == CKV_OK);
     CHECK(rig.submit(CKV_STORE, {1}, {1}, 3) == CKV_CLOSED);
     rig.poll();
@@ -343,7 +343,7 @@ TEST(test_more_pairs_than_can_be_are_refused_before_they_are_read) {
 TEST(test_a_poll_without_a_place_loses_no_completion) {
   Rig rig;
   CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
-  CHECK(ckv_wait(rig.engine, 1, 20000000) == CKV_OK);
+  CHECK(ckv_wait(rig.engine, 1, kLong) == CKV_OK);
   CHECK(ckv_poll(rig.engine, nullptr, 1) == 0 && *ckv_pending_word(rig.engine) == 1);
   CHECK(ckv_poll(nullptr, nullptr, 1) == 0);
   CHECK(rig.finish(1).status == CKV_DONE);
@@ -355,7 +355,7 @@ TEST(test_too_many_transfers_are_refused_until_some_are_polled) {
   Rig rig(Shape(), config);
   CHECK(rig.submit(CKV_STORE, {1}, {1}, 1) == CKV_OK);
   CHECK(rig.submit(CKV_STORE, {2}, {2}, 2) == CKV_OK);
-  CHECK(ckv_wait(rig.engine, 1, 20000000) == CKV_OK && ckv_wait(rig.engine, 2, 20000000) == 0);
+  CHECK(ckv_wait(rig.engine, 1, kLong) == CKV_OK && ckv_wait(rig.engine, 2, kLong) == 0);
   CHECK(rig.submit(CKV_STORE, {3}, {3}, 3) == CKV_AGAIN);
   rig.poll();
   CHECK(rig.submit(CKV_STORE, {3}, {3}, 3) == CKV_OK);

@@ -20,7 +20,7 @@ from continuum_connector.errors import TransferError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Direction, Status
 from tests.native import sim
-from tests.native.conftest import Rig, ids
+from tests.native.conftest import LIMIT_S, Rig, ids
 
 STORE = Direction.STORE
 HEADER = Path(__file__).parents[2] / "csrc/ckv.h"
@@ -62,7 +62,7 @@ def a_step(rig: Rig, tag: int) -> None:
         rig.engine.submit(STORE, ids(2), ids(2), tag)
     rig.engine.cancel(tag)
     sim.release(rig.engine)
-    assert rig.engine.wait(tag, 20.0)
+    assert rig.engine.wait(tag, LIMIT_S)
     rig.engine.pool_state()
     rig.engine.pool.want(1)
     assert rig.engine.poll()[0].status in (Status.DONE, Status.CANCELLED)
@@ -126,6 +126,6 @@ def test_no_other_thread_runs_during_what_a_step_calls(rig: Rig) -> None:
         rig.engine.pool_state()
         rig.engine._drain()
     assert not ran.is_set()
-    assert rig.engine.wait(1, 20.0)  # and while this blocks it runs, or nothing would be copied
+    assert rig.engine.wait(1, LIMIT_S)  # and while this blocks it runs, or nothing would be copied
     assert ran.is_set()
     thread.join()

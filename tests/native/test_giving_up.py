@@ -27,7 +27,7 @@ from continuum_connector.worker.native import NativeEngine, Tuning
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import poll
 from tests.native import sim
-from tests.native.conftest import ids
+from tests.native.conftest import LIMIT_S, ids
 from tests.unit.test_giving_up import closers, join_closers
 
 BLOCK = 1 << 22
@@ -90,7 +90,7 @@ class Rank:
         """Poll until both are settled, and wait until the engine is closed."""
         finished, outcomes = set(), {}
         for tag in (1, 2):
-            assert self.engine.wait(tag, 20.0)
+            assert self.engine.wait(tag, LIMIT_S)
         while len(outcomes) < 2:
             also, report = self.tell()
             finished |= also

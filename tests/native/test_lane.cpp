@@ -440,7 +440,7 @@ TEST(test_stats_add_up_for_known_transfers) {
   rig.finish(1);
   rig.finish(2);
   rig.finish(3);
-  CHECK(ckv_close(rig.engine, 20000000) == CKV_OK);
+  CHECK(ckv_close(rig.engine, kLong) == CKV_OK);
   ckv_stats stats = rig.engine_stats();
   CHECK(stats.num_bytes[CKV_STORE] == 8 * 5 * kKiB && stats.num_bytes[CKV_LOAD] == 3 * 5 * kKiB);
   CHECK(stats.num_pieces[CKV_STORE] == 16 && stats.num_pieces[CKV_LOAD] == 6);

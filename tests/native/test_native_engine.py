@@ -23,7 +23,7 @@ from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.native import sim
-from tests.native.conftest import Rig, ids
+from tests.native.conftest import LIMIT_S, Rig, ids
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
 
@@ -70,7 +70,7 @@ def test_ids_are_copied_before_submit_returns(rig: Rig) -> None:
     rig.engine.submit(STORE, blocks, slots, 1)
     blocks[:] = slots[:] = 9
     sim.release(rig.engine)
-    assert rig.engine.wait(1, 20.0)
+    assert rig.engine.wait(1, LIMIT_S)
     assert np.array_equal(rig.slot(2), rig.vram[:, 2])
 
 
@@ -100,7 +100,7 @@ def test_each_transfer_is_reported_once_and_in_order(rig: Rig) -> None:
     assert rig.engine.poll() == []
     for tag in range(600):  # more than one poll's buffer
         rig.engine.submit(STORE, ids(tag % 16), ids(tag % 16), tag)
-        assert rig.engine.wait(tag, 20.0)
+        assert rig.engine.wait(tag, LIMIT_S)
     assert [c.tag for c in rig.engine.poll()] == list(range(600))
     assert rig.engine.poll() == []
 
@@ -111,8 +111,8 @@ def test_a_load_passes_speculative_ones_in_the_queue() -> None:
     sim.submit_speculative(rig.engine, LOAD.value, ids(*range(8)), ids(*range(8)), 1)
     rig.engine.submit(LOAD, ids(9), ids(9), 2)
     sim.release(rig.engine)
-    assert rig.engine.wait(1, 20.0)
-    assert rig.engine.wait(2, 20.0)
+    assert rig.engine.wait(1, LIMIT_S)
+    assert rig.engine.wait(2, LIMIT_S)
     assert [c.tag for c in rig.engine.poll()] == [2, 1]
     with pytest.raises(TransferError, match="flags 1 do not fit"):
         sim.submit_speculative(rig.engine, STORE.value, ids(1), ids(1), 3)
@@ -126,7 +126,7 @@ def test_a_held_transfer_stays_in_flight_until_release(rig: Rig) -> None:
     assert rig.engine.poll() == []
     assert not rig.slot(1).any()
     sim.release(rig.engine)
-    assert rig.engine.wait(1, 20.0)
+    assert rig.engine.wait(1, LIMIT_S)
     assert rig.engine.poll()[0].status is Status.DONE
 
 
@@ -139,7 +139,7 @@ def test_cancel_reports_after_the_trunk_in_flight() -> None:
     rig.engine.cancel(1)
     assert not rig.engine.wait(1, 0.02)
     sim.release(rig.engine)
-    assert rig.engine.wait(1, 20.0)
+    assert rig.engine.wait(1, LIMIT_S)
     (completion,) = rig.engine.poll()
     assert completion.status is Status.CANCELLED
     assert completion.num_bytes == 8192
@@ -154,7 +154,7 @@ def test_store_waits_for_its_stream(rig: Rig) -> None:
     assert not rig.engine.wait(1, 0.02)
     assert sim.stats(rig.engine).num_copy_calls[STORE.value] == 0
     sim.block(rig.engine, stream, on=False)
-    assert rig.engine.wait(1, 20.0)
+    assert rig.engine.wait(1, LIMIT_S)
 
 
 def test_a_driver_error_fails_one_transfer_and_a_sticky_one_all(rig: Rig) -> None:
@@ -252,7 +252,7 @@ def test_close_does_not_wait_for_a_driver_that_keeps_its_copies() -> None:
     # In a process of its own: what is left behind stays with it.
     code = """
 from tests.native import sim
-from tests.native.conftest import Rig, ids
+from tests.native.conftest import LIMIT_S, Rig, ids
 from continuum_connector.worker.engine import Direction
 rig = Rig()
 sim.hold(rig.engine)
@@ -268,7 +268,7 @@ print(rig.engine.is_left_behind, [(c.tag, c.status.name, c.error) for c in rig.e
 def test_a_fork_is_refused_and_can_leave() -> None:
     code = """
 import os
-from tests.native.conftest import Rig, ids
+from tests.native.conftest import LIMIT_S, Rig, ids
 from continuum_connector.errors import TransferError
 from continuum_connector.worker.engine import Direction
 rig = Rig()

@@ -144,7 +144,7 @@ TEST(test_no_kernel_touches_host_memory_that_is_not_of_the_pool) {
   CHECK(ckv_set_regions(engine, &region, 1, 64, 64) == CKV_OK);
   Ids ids = scattered();
   CHECK(ckv_submit(engine, CKV_LOAD, 0, ids.data(), ids.data(), ids.size(), 0, 1) == CKV_OK);
-  CHECK(ckv_wait(engine, 1, 20000000) == CKV_OK);
+  CHECK(ckv_wait(engine, 1, kLong) == CKV_OK);
   ckv_stats stats{};
   stats.size = sizeof stats;
   CHECK(ckv_get_stats(engine, &stats) == CKV_OK);

@@ -388,7 +388,7 @@ class Run {
   void close() {
     CHECK(ckv_sim_hold(rig_.engine, 0) == CKV_OK);
     chaos_.is_closing = true;
-    constexpr int64_t kDrains[] = {0, 1000, 20000000};
+    constexpr int64_t kDrains[] = {0, 1000, kLong};
     CHECK(ckv_close(rig_.engine, kDrains[below(random_, 3)]) == CKV_OK);
   }
 

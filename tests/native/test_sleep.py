@@ -22,7 +22,7 @@ from continuum_connector.worker.native import NativeEngine, Tuning
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import poll
 from tests.native import sim
-from tests.native.conftest import Rig, ids
+from tests.native.conftest import LIMIT_S, Rig, ids
 from tests.native.test_worker_disk import BLOCK as BLOCK_OF_DISK
 from tests.native.test_worker_disk import KEYS, Life, write
 
@@ -57,7 +57,7 @@ class Cache:
     def settle(self) -> dict[int, tuple[str, ...]]:
         """How each order so far went."""
         for tag in self.worker._in_flight:
-            assert self.engine.wait(tag, 20.0)
+            assert self.engine.wait(tag, LIMIT_S)
         poll(self.worker)
         if report := self.worker.take_report():
             self.report.merge(report)
@@ -133,7 +133,7 @@ def test_blocks_are_moved_only_while_nothing_is_under_way_and_only_as_they_are(r
         with pytest.raises(TransferError, match="stay while 1 transfers are unfinished"):
             refused()
     sim.release(rig.engine)
-    assert rig.engine.wait(1, 20.0)
+    assert rig.engine.wait(1, LIMIT_S)
     rig.engine.poll()
     swapped = Layout(regions[::-1], Rig.NUM_BLOCKS, 2 * Rig.PIECE, "cpu", 0)
     with pytest.raises(TransferError, match="must be what they were"):

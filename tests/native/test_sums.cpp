@@ -335,7 +335,7 @@ TEST(test_close_with_real_checks_pending_reports_all) {
       CHECK(rig.submit(CKV_STORE, {block}, {block}, static_cast<uint64_t>(block)) == CKV_OK);
     }
     usleep(static_cast<useconds_t>(i * 100));
-    CHECK(ckv_close(rig.engine, i % 2 * 20000000) == CKV_OK);
+    CHECK(ckv_close(rig.engine, i % 2 * kLong) == CKV_OK);
     rig.poll();
     CHECK(rig.seen.size() == 32);
     for (const auto &[tag, completion] : rig.seen) {
