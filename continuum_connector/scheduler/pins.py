@@ -42,7 +42,8 @@ class PinEnd(enum.Enum):
 class LivePin:
     """A program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
 
-    `kept`: its chain, by which we see which turn continues it. From `asked_from` on only the
+    `kept`: its chain, by which we see which turn continues it. `priority`: the user's, of the
+    turn's request; the lower, the more urgent. From `asked_from` on only the
     client's request keeps the pin (`is_wish`), so it gives way first.
     """
 
@@ -54,6 +55,7 @@ class LivePin:
     then: After
     rank: tuple[float, float]  # under pressure the lowest goes first
     kept: Kept
+    priority: int = 0
     asked_from: float = math.inf
     is_wish: bool = False
     waiting: OrderedDict[Turn, None] = field(default_factory=OrderedDict)  # that are back for it

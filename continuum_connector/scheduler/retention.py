@@ -78,6 +78,7 @@ class Retention:
             then=decision.then,
             rank=(decision.value, -program.arrival),
             kept=program.kept,
+            priority=request.priority,
             asked_from=now + decision.asked_from_s,
         )
         self.pins.add(pin)

@@ -76,6 +76,7 @@ class Room:
         need: int,
         others_run: bool,
         now: float,
+        priority: int = 0,
     ) -> T | None:
         """Retry a failed allocation while pins give way; None if that cannot help.
 
@@ -83,10 +84,11 @@ class Room:
         running request. `others_run`: some request computes in this step, so blocks may become
         free without the end of a pin. While no request runs we do not rely on the estimate: if it
         were too high, the engine would stand still for ever (law 1). Room that only clients'
-        wishes held has no price, because wishes give way to every request.
+        wishes held has no price, because wishes give way to every request. `priority`: the
+        request's.
         """
         need = need if others_run else min(need, 1)
-        claim = self._claim(request_id, turn, bool(need) and others_run, now)
+        claim = self._claim(request_id, turn, bool(need) and others_run, priority, now)
         own = [turn.pin] if turn is not None and turn.pin is not None else []
         taken, blocks = self._without_pins(attempt, request_id, need, own, claim)
         for pin in taken:
@@ -95,7 +97,9 @@ class Room:
             self._decider.blocked(now)
         return blocks
 
-    def _claim(self, request_id: str, turn: Turn | None, can_wait: bool, now: float) -> PinClaim:
+    def _claim(
+        self, request_id: str, turn: Turn | None, can_wait: bool, priority: int, now: float
+    ) -> PinClaim:
         """A turn that was admitted before, as one after a load, holds blocks itself. It takes any
         pin at once, because other turns may be waiting for its blocks."""
         if turn is None:
@@ -104,6 +108,7 @@ class Room:
         return PinClaim(
             program=turn.program.key,
             arrival=turn.program.arrival,
+            priority=priority,
             is_patient=can_wait and is_early and not turn.is_admitted,
             # This turn certainly waits: it loses a second per second, for lack of about that many
             # blocks.
@@ -217,13 +222,15 @@ class PinClaim:
     and any turn while no request computes: the engine always progresses (law 1).
 
     A patient turn, which waits while others compute, spares a pin if the pin's program came before
-    its own and the pin is now worth more (`worth_now`) than `price`, which is what a held block
-    costs a turn that waits for it. Breaking such a pin would lose more than it gains. Pins that no
-    policy priced have the value 0 and always give way.
+    its own, the pin is no less urgent by the user's `priority`, and it is now worth more
+    (`worth_now`) than `price`, which is what a held block costs a turn that waits for it. Breaking
+    such a pin would lose more than it gains. Pins that no policy priced have the value 0 and always
+    give way.
     """
 
     program: str
     arrival: float = -math.inf
+    priority: int = 0
     is_patient: bool = False
     price: float = 0.0
     worth_now: Callable[[LivePin], float] = _as_made
@@ -231,5 +238,7 @@ class PinClaim:
     def may_take(self, pin: LivePin) -> bool:
         value, arrival = pin.rank[0], -pin.rank[1]
         if not self.is_patient or value <= self.price or arrival > self.arrival:
+            return True
+        if pin.priority > self.priority:
             return True
         return self.worth_now(pin) <= self.price

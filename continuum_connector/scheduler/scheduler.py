@@ -290,7 +290,9 @@ class SchedulerSide:
         if not need:  # of a running turn
             self._stock.look()
         turn = self.turns.get(request.request_id)
-        return self.room.make(request.request_id, turn, attempt, need, others_run, now)
+        return self.room.make(
+            request.request_id, turn, attempt, need, others_run, now, request.priority
+        )
 
     def note_preempted(self, request_id: str, now: float) -> None:
         """vLLM preempted a running turn."""

@@ -295,14 +295,15 @@ def test_the_price_rises_while_somebody_finds_no_room_and_falls_after() -> None:
 
 
 # --- which pins give way -------------------------------------------------------------------
-def crowded(value: float) -> AgentEngine:
-    """p0 is pinned at `value`; `long` runs; `new`, of a younger program, wants the pin's room."""
-    engine = pinned(80, 0)
+def crowded(value: float, pinned_at: int = 0, **kwargs: Any) -> AgentEngine:
+    """p0 is pinned at `value`; `long` runs; `new`, of a younger program, wants the pin's room.
+    `pinned_at`: the user's priority of p0's turn, where the others have 5."""
+    engine = pinned(80, 0, **kwargs)
     spied(engine, value)
-    engine.run_turn("a0", 400, program="p0")
-    engine.add("long", 300, program="q", seed=5, max_tokens=400)
+    engine.run_turn("a0", 400, program="p0", priority=pinned_at)
+    engine.add("long", 300, program="q", seed=5, max_tokens=400, priority=5)
     engine.steps(5)
-    engine.add("new", 700, program="r", seed=6)
+    engine.add("new", 700, program="r", seed=6, priority=5)
     engine.steps(5)
     return engine
 
@@ -315,6 +316,13 @@ def test_a_pin_worth_more_than_the_wait_is_left_alone_until_the_wait_is_too_long
     engine.steps(10)
     assert "new" in engine.admissions
     assert engine.ends() == {"pressure": 1}
+
+
+@pytest.mark.parametrize(("pinned_at", "gives_way"), [(0, False), (5, False), (9, True)])
+def test_no_turn_waits_for_the_pin_of_a_less_urgent_one(pinned_at: int, gives_way: bool) -> None:
+    engine = crowded(1e6, pinned_at, policy="priority")
+    assert ("new" in engine.admissions) is gives_way
+    assert engine.ends().get("pressure", 0) == gives_way
 
 
 def test_a_pin_that_nobody_priced_gives_way_at_once() -> None:
