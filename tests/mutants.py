@@ -240,10 +240,24 @@ MUTANTS = (
         "tests/unit/test_lineage.py",
     ),
     Mutant(
+        "divergence: what else continues under its id hides a clock",
+        "programs/program.py",
+        "        if surest > UNKNOWN or (surest and not any(kept.marks for kept in self.left.values())):\n",
+        "        if surest:\n",
+        "tests/vllm/test_divergence.py",
+    ),
+    Mutant(
+        "room: an urgent turn waits for pins of less urgent ones",
+        "scheduler/room.py",
+        "        if pin.priority > self.priority:\n",
+        "        if False:\n",
+        "tests/vllm/test_decider.py",
+    ),
+    Mutant(
         "divergence: every prompt repeats its conversation",
         "programs/divergence.py",
-        "    if not any(each.is_told_again(hashes, num_tokens, tokens) for each in chains):\n",
-        "    if not chains:\n",
+        "        if kept.is_told_again(hashes, num_tokens, tokens):\n",
+        "        if kept.marks:\n",
         "tests/vllm/test_divergence.py",
     ),
     Mutant(

@@ -21,7 +21,7 @@ from continuum_connector.programs.kept import Kept
 
 TOLERATED = 1  # such turns in a row
 MIN_HEAD = 8  # a program whose prompts share an eighth of them is paid for as ever
-MAX_CHAINS = 4  # of a program, the newest, that a prompt is compared with
+MAX_CHAINS = 8  # of a program, the newest, that a prompt is compared with
 MAX_PARTS, DIGITS = 32, 8  # of a request, whose digests the middleware sends
 MIN_MESSAGES = 3  # of such a request
 _HASH_BYTES = 4  # kept of a block's hash: enough to say where two prompts differ
@@ -29,9 +29,9 @@ _HASH_BYTES = 4  # kept of a block's hash: enough to say where two prompts diffe
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a turn's prompt of `num_tokens` differs from the one before it that differed: somewhere
-    from token `first` on, before `end`; of the first such turn that is not known. `num_in_a_row`:
-    such turns of the program until now, none of which continued anything. `part`: what of the
+    """Where a turn's prompt of `num_tokens` differs from that of the turn that it goes on with:
+    somewhere from token `first` on, before `end`; of the first such turn that is not known.
+    `num_in_a_row`: such turns of the conversation until now, each after the other. `part`: what of the
     request differs, "" if nobody knows. `hashes`, `parts`: of the prompt, for the next one."""
 
     num_in_a_row: int
@@ -63,20 +63,21 @@ class Divergence:
 
 
 def find(
-    newest: Iterable[Kept],
-    last: Divergence | None,
+    newest: Iterable[tuple[Kept, Divergence | None]],
     request: Any,
     block_size: int,
     parts: str = "",
 ) -> Divergence | None:
     """How the prompt of a turn that continues none of a program's chains, `newest` first, differs
-    from those that it goes on with. None if it goes on with none, as a side request, a fork,
-    another conversation. `last`: the program's last divergence, if none has continued since.
-    `parts`: digests of what the request was made of, if the middleware saw it."""
+    from the one that it goes on with. None if it goes on with none, as a side request, a fork,
+    another conversation. With each chain, how the turn differed that left it. `parts`: digests of
+    what the request was made of, if the middleware saw it."""
     hashes, tokens = request.block_hashes, request.prompt_token_ids
     num_tokens = request.num_prompt_tokens
-    chains = islice(newest, MAX_CHAINS)
-    if not any(each.is_told_again(hashes, num_tokens, tokens) for each in chains):
+    for kept, last in islice(newest, MAX_CHAINS):
+        if kept.is_told_again(hashes, num_tokens, tokens):
+            break
+    else:
         return None
     first, end, number, part = 0, num_tokens, 1, ""
     if last is not None:

@@ -29,13 +29,14 @@ from msgspec import Struct, structs
 from continuum_connector.errors import shown
 from continuum_connector.programs import divergence
 from continuum_connector.programs.divergence import Divergence
-from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.kept import UNKNOWN, Kept
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
 # sessions are done by then (P99 916 s), and learning must not wait for ever.
 OVER_S = 900.0
 MAX_LEFT = 64  # contexts of a program; a client may send one id for all it does
+MAX_RESTING = 4  # of one that nobody has come back for: thousands are remembered
 
 
 class IdentitySource(enum.Enum):
@@ -102,10 +103,11 @@ class Program:
     parent: str | None = None
     final: bool = False
     num_active: int = 0
-    diverged: Divergence | None = None  # its last turn that did, if none has continued since
     # What its turns left that none has continued yet, by when each ended. Several where it has
     # side requests, forks, or conversations that share its name.
     left: dict[float, Kept] = field(default_factory=dict)
+    # How the prompts diverged of the turns that left the newest of these.
+    diverged: dict[float, Divergence] = field(default_factory=dict)
 
     @property
     def is_named(self) -> bool:
@@ -116,26 +118,21 @@ class Program:
         or none that is known any more."""
         found = [(kept.continued(hashes), at) for at, kept in self.left.items()]
         surest, at = max(found, default=(0, 0.0))
-        if surest:
+        # What has no full block, as a request for a title, may be continued by anything.
+        if surest > UNKNOWN or (surest and not any(kept.marks for kept in self.left.values())):
             return at
         # An edited context: what shares at least half of it, if nothing else does.
         return max((at for at, kept in self.left.items() if kept.goes_on_in(hashes)), default=None)
 
-    def comes(
+    def differs(
         self, since: float | None, identity: Identity, request: Any, block_size: int
     ) -> Divergence | None:
-        """A turn comes that continues what was left at `since`, None: nothing. Return how its
-        prompt differs from those that it goes on with; None if it continues, or goes on with
-        none."""
-        if since is not None:
-            self.diverged = None
+        """How the prompt differs of a turn that continues what was left at `since`, None: nothing,
+        from the one that it goes on with; None if it continues, or goes on with none."""
+        if since is not None or identity.hints.compaction:
             return None
-        if identity.hints.compaction:
-            return None
-        newest = reversed(self.left.values())
-        found = divergence.find(newest, self.diverged, request, block_size, identity.parts)
-        self.diverged = found or self.diverged
-        return found
+        newest = ((kept, self.diverged.get(at)) for at, kept in reversed(self.left.items()))
+        return divergence.find(newest, request, block_size, identity.parts)
 
     def sends_back(self, is_altered: bool) -> None:
         """A turn has shown whether its client alters answers before it sends them back."""
@@ -164,13 +161,26 @@ class Program:
         when its pin expires, is no use of its own."""
         return max((at for at in self.left if at <= last_used), default=None)
 
-    def leave(self, kept: Kept, since: float | None, now: float) -> None:
-        """A turn that continued what was left at `since` leaves `kept`."""
+    def leave(
+        self, kept: Kept, since: float | None, diverged: Divergence | None, now: float
+    ) -> None:
+        """A turn that continued what was left at `since`, or `diverged`, leaves `kept`."""
         if since is not None:
             self.left.pop(since, None)
+        if not kept.marks:  # nothing tells it from others without a full block
+            self.left = {at: each for at, each in self.left.items() if each.marks}
         if len(self.left) >= MAX_LEFT:
             del self.left[next(iter(self.left))]
         self.left[now] = self.kept = kept
+        if diverged is not None:
+            self.diverged[now] = diverged
+            for at in list(self.diverged)[: -divergence.MAX_CHAINS]:
+                del self.diverged[at]
+
+    def rest(self) -> None:
+        """Nobody has come for long: of what its turns left only the newest is known again."""
+        for at in list(self.left)[:-MAX_RESTING]:
+            del self.left[at]
 
 
 MAX_KEY_CHARS = 200
@@ -374,5 +384,6 @@ def _start_over(program: Program, now: float) -> None:
     program.num_turns = program.num_finished = program.num_counted = 0
     program.kept = Kept()
     program.left.clear()
-    program.parent = program.diverged = None
+    program.diverged.clear()
+    program.parent = None
     program.final = False

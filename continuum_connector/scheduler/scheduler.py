@@ -194,7 +194,7 @@ class SchedulerSide:
         is_stray, since, diverged = strays(program, identity, hashes), None, None
         if not is_stray:
             since = program.left_by(hashes)
-            diverged = program.comes(since, identity, request, self.groups.hash_size)
+            diverged = program.differs(since, identity, request, self.groups.hash_size)
             self._answers.came_back(program, hashes)
         return Turn(
             request.request_id,
@@ -404,7 +404,7 @@ class SchedulerSide:
             num_prompt_tokens=request.num_prompt_tokens,
             answer=request.output_token_ids,
         )
-        program.leave(kept, turn.since, now)
+        program.leave(kept, turn.since, turn.diverged, now)
         end = self.groups.prompts_end(request)
         self._answers.finished(program, request.block_hashes, end)
 

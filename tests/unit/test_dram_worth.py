@@ -16,6 +16,7 @@ from continuum_connector.programs.program import Identity, IdentitySource, Progr
 from continuum_connector.scheduler.decider import DramWorth
 from continuum_connector.scheduler.turns import State, Turn, Turns
 
+KEPT = Kept.of([b"block"], 1, 16)
 SOON = Forecast.known(2.0)
 
 
@@ -191,7 +192,7 @@ def test_what_is_the_same_for_all_programs_is_asked_once_when_room_is_made() -> 
 def test_what_was_used_after_a_turn_is_what_that_turn_left() -> None:
     program = Program("p", IdentitySource.CLIENT, arrival=0.0)
     for at in (10.0, 20.0):
-        program.leave(Kept(), None, at)
+        program.leave(KEPT, None, None, at)
     assert [program.left_at(at) for at in (5.0, 10.0, 15.0, 30.0)] == [None, 10.0, 10.0, 20.0]
 
 
@@ -200,7 +201,7 @@ def test_a_chain_that_a_turn_is_back_for_is_not_away_though_the_program_left_ano
     world = World()
     program = world.programs["a"] = Program("a", IdentitySource.CLIENT, 0.0, last_seen=50.0)
     for at in (10.0, 40.0):
-        program.leave(Kept(), None, at)
+        program.leave(KEPT, None, None, at)
     world.away.forecast_since = lambda _, since: SOON if since == 10.0 else None
     assert [world.shown("a", at).finished for at in (10.0, 40.0)] == [10.0, 40.0]
     program.num_active = 1

@@ -12,6 +12,8 @@ from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.lineage import NUM_ENDS
 from continuum_connector.programs.program import (
     MAX_KEY_CHARS,
+    MAX_LEFT,
+    MAX_RESTING,
     OVER_S,
     PART,
     Hints,
@@ -291,3 +293,32 @@ def test_a_long_shared_key_stays_within_its_bound() -> None:
     other = behind.turn("TTcd", "ppp")
     assert len(other) == MAX_KEY_CHARS
     assert behind.turn("TTcdpppt", "qqq") == other
+
+
+# --- what its turns left --------------------------------------------------------------------
+def left_of(program: Program, number: int) -> None:
+    for at in range(number):
+        program.leave(Kept.of(blocks(f"{at:03}abcd"), 7, 16), None, None, float(at))
+
+
+def test_of_a_program_that_nobody_comes_back_for_only_the_newest_is_known_again() -> None:
+    program = Program("p", IdentitySource.CLIENT, 0.0)
+    left_of(program, MAX_LEFT + 5)
+    assert len(program.left) == MAX_LEFT
+    program.rest()
+    assert [int(at) for at in program.left] == list(range(MAX_LEFT + 5))[-MAX_RESTING:]
+    newest = MAX_LEFT + 4
+    assert program.left_by(blocks(f"{newest:03}abcdefg")) == newest
+    assert program.left_by(blocks("010abcdefg")) is None
+
+
+def test_a_request_of_less_than_a_block_takes_nobodys_place() -> None:
+    program = Program("p", IdentitySource.CLIENT, 0.0)
+    program.leave(Kept(), None, None, 0.0)
+    assert program.left_by(blocks("any")) == 0.0, "who can tell?"
+    left_of(program, 1)
+    for at in range(10, 10 + 2 * MAX_LEFT):
+        program.leave(Kept(), None, None, float(at))
+    assert len(program.left) == 2
+    assert program.left_by(blocks("000abcdefg")) == 0.0
+    assert program.left_by(blocks("other")) is None

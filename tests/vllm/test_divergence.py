@@ -156,6 +156,33 @@ def test_a_clock_is_seen_between_side_requests() -> None:
     assert decisions[2:] == ["free"] * 2
 
 
+@pytest.mark.parametrize("beside", ["less than a block", "the same", "a sub-agent"])
+def test_what_else_continues_under_its_id_does_not_hide_a_clock(beside: str) -> None:
+    engine = ours()
+    agent = Agent(engine)
+    sub = Agent(engine, task=50)
+    decisions = []
+    for clock in range(5):
+        decisions.append(agent.turn(clock)["decision"])
+        if beside == "a sub-agent":
+            told = sub.turn(None)
+            assert told["decision"] != "free"
+            assert clock == 0 or told["found"] > 200
+        else:
+            side_request(engine, 300, 70 if beside == "the same" else 8)
+    assert decisions[2:] == ["free"] * 3
+
+
+def test_another_conversation_behind_a_clock_counts_for_itself() -> None:
+    engine = ours(400)
+    first, second = Agent(engine), Agent(engine, task=50)
+    decisions = [each.turn(clock)["decision"] for clock in range(2) for each in (first, second)]
+    assert "free" not in decisions
+    assert [each.turn(2)["decision"] for each in (first, second)] == ["free"] * 2
+    assert first.turn(2)["decision"] != "free"  # its clock stands still
+    assert second.turn(3)["decision"] == "free"
+
+
 def test_it_finds_what_it_finds_in_stock() -> None:
     def found(engine: Engine) -> list[int]:
         agent = Agent(engine)
