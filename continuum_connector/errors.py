@@ -10,6 +10,11 @@ class ConfigError(ValueError):
     """The user asked for something that cannot work; the text says what to change."""
 
 
+class ToldError(Exception):
+    """The user of a command asked for something that cannot work, or a file or a server is not
+    what it should be; the text is all they see."""
+
+
 class TransferError(RuntimeError):
     """A copy between VRAM and DRAM did not happen; the caller turns it into a miss."""
 

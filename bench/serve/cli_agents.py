@@ -14,7 +14,8 @@ from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run, State, Turn
 from bench.serve.session import Manner, measure
 from bench.serve.token_ids import Tokens
-from continuum_connector.tools.cli.server import CommandError, Server
+from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.tools.cli.server import Server
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 
@@ -77,7 +78,7 @@ def read_vocab(text: str, seed: int) -> Tokens:
     low, _, high = text.partition(":")
     are_counts = low.isdecimal() and high.isdecimal() and len(text) < 22
     if not (are_counts and int(low) < int(high) < MOST_IDS):
-        raise CommandError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
+        raise ToldError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
     return Tokens(seed, int(low), int(high))
 
 
@@ -96,7 +97,7 @@ def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
         def knows(token: int) -> bool:
             try:
                 server.ask("POST", "/v1/completions", json.dumps(one | {"prompt": [token]}))
-            except CommandError as error:
+            except ToldError as error:
                 if token and "out of vocabulary" in str(error):
                     return False
                 raise
@@ -117,13 +118,11 @@ def find_model(url: str, api_key: str, wanted: str) -> str:
     try:
         served = [str(each["id"]) for each in answer["data"]]
     except (KeyError, TypeError):
-        raise CommandError(f"{url}/v1/models is no list of models; check the address") from None
+        raise ToldError(f"{url}/v1/models is no list of models; check the address") from None
     if wanted and wanted not in served:
-        raise CommandError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
+        raise ToldError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
     if not wanted and len(served) != 1:
-        raise CommandError(
-            f"{len(served)} models are served; choose by --model: {', '.join(served)}"
-        )
+        raise ToldError(f"{len(served)} models are served; choose by --model: {', '.join(served)}")
     return wanted or served[0]
 
 

@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from continuum_connector.errors import shown
-from continuum_connector.tools.analysis.source import SourceError
+from continuum_connector.errors import ToldError, shown
 from continuum_connector.tools.cli import ending
 
 # typer has its own copy of click since 0.2x, and does not export the class.
@@ -58,7 +57,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:  # typer would call it a failure
             raise typer.Exit(ending.DONE) from None
-        except (ending.ToldError, SourceError) as error:
+        except ToldError as error:
             ending.tell(f"{ctx.command_path} {ctx.invoked_subcommand}", str(error))
             raise typer.Exit(ending.FAILED) from None
 

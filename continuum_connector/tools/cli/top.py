@@ -20,10 +20,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from continuum_connector.errors import shown
+from continuum_connector.errors import ToldError, shown
 from continuum_connector.sizes import size
 from continuum_connector.tools.analysis.words import seconds
-from continuum_connector.tools.cli.server import CommandError, Scrape, Server
+from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.terminal import name, terminal
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
@@ -65,7 +65,7 @@ def top(
         for wait_s in (0.0, interval):
             _look(watch, wait_s)
             if watch.trouble:
-                raise CommandError(watch.trouble)
+                raise ToldError(watch.trouble)
         console.print(screen(watch.url, watch.shown, ""))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -94,8 +94,8 @@ class Watch:
         try:
             scrape = Scrape.parse(self._server.exposition(), now)
             if not any(name.startswith("continuum:") for name in scrape.samples):
-                raise CommandError(NO_CONNECTOR)
-        except CommandError as error:
+                raise ToldError(NO_CONNECTOR)
+        except ToldError as error:
             at, since = self._gone_at = self._gone_at or (wall, now)
             self.trouble = shown(str(error))
             self.gone = f"So since {at}, for {now - since:.0f} s by now; asking again."
