@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -92,29 +91,28 @@ def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
     """Token ids that the served model knows: the server is asked with prompts of one token, because
     it does not say how many there are."""
     one = {"model": model, "max_tokens": 1, "temperature": 0}
-    with contextlib.closing(Server(url, api_key)) as server:
+    server = Server(url, api_key)
 
-        def knows(token: int) -> bool:
-            try:
-                server.ask("POST", "/v1/completions", json.dumps(one | {"prompt": [token]}))
-            except ToldError as error:
-                if token and "out of vocabulary" in str(error):
-                    return False
-                raise
-            return True
+    def knows(token: int) -> bool:
+        try:
+            server.ask("POST", "/v1/completions", json.dumps(one | {"prompt": [token]}))
+        except ToldError as error:
+            if token and "out of vocabulary" in str(error):
+                return False
+            raise
+        return True
 
-        known, unknown = -1, MOST_DRAWN
-        asked = MOST_DRAWN - 1  # most models know it
-        while unknown - known > 1:
-            known, unknown = (asked, unknown) if knows(asked) else (known, asked)
-            asked = (known + unknown) // 2
+    known, unknown = -1, MOST_DRAWN
+    asked = MOST_DRAWN - 1  # most models know it
+    while unknown - known > 1:
+        known, unknown = (asked, unknown) if knows(asked) else (known, asked)
+        asked = (known + unknown) // 2
     return read_vocab(ids_of(unknown), seed)
 
 
 def find_model(url: str, api_key: str, wanted: str) -> str:
     """The name of the model that was asked for, or of the only one that is served."""
-    with contextlib.closing(Server(url, api_key)) as server:
-        answer = server.ask("GET", "/v1/models")
+    answer = Server(url, api_key).ask("GET", "/v1/models")
     try:
         served = [str(each["id"]) for each in answer["data"]]
     except (KeyError, TypeError):

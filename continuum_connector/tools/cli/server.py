@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -25,7 +26,7 @@ MAX_SAMPLE = 1e18  # the largest value of a metric that we believe; sums of larg
 
 
 class Server:
-    """One connection, kept open so that no measurement includes its set-up.
+    """A server's address, and the key to it.
 
     Every method raises ToldError with one sentence, and a cure if there is one.
     """
@@ -44,13 +45,8 @@ class Server:
             self._headers["Authorization"] = f"Bearer {api_key}"
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._connect = partial(kind, parts.hostname or "", parts.port, timeout=timeout_s)
         self._timeout_s = timeout_s
-        self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
-        self._socket: Any = None
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
 
     def exposition(self) -> str:
         """The answer of /metrics, unparsed."""
@@ -83,21 +79,26 @@ class Server:
     def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
         """Return status and body. Size and time are bounded, however slowly the bytes arrive."""
         ended = threading.Event()
-        clock = threading.Timer(self._timeout_s, self._hang_up, (ended,))
+        connection, reader = self._connect(), None
+
+        def hang_up() -> None:  # wakes up the reader
+            ended.set()
+            if open_socket := connection.sock or reader:
+                with contextlib.suppress(OSError):
+                    open_socket.shutdown(socket.SHUT_RDWR)
+
+        clock = threading.Timer(self._timeout_s, hang_up)
         clock.daemon = True
         try:
             clock.start()
-            if self._connection.sock is None:
-                self._connection.connect()
-            # The connection drops it if an answer has no length, but the reader keeps it.
-            self._socket = self._connection.sock
-            self._connection.request(method, self._path + path, body, self._headers)
-            response = self._connection.getresponse()
+            connection.connect()
+            reader = connection.sock  # which the connection drops if an answer has no length
+            connection.request(method, self._path + path, body, self._headers)
+            response = connection.getresponse()
             content = response.read(MAX_BODY + 1)
             if ended.is_set():  # a body without a length simply ends when we hang up
                 raise TimeoutError
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._connection.close()
             why = str(error) or type(error).__name__
             why = f"not whole within {self._timeout_s:g} s" if ended.is_set() else why
             raise ToldError(
@@ -105,16 +106,10 @@ class Server:
             ) from None
         finally:
             clock.cancel()
+            connection.close()
         if len(content) > MAX_BODY:
-            self._connection.close()
             raise self._no_api(f"{method} {path}: more than {MAX_BODY >> 20} MiB")
         return response.status, content
-
-    def _hang_up(self, ended: threading.Event) -> None:
-        """Wake up the reader; called on the timer's thread."""
-        ended.set()
-        with contextlib.suppress(OSError, AttributeError):
-            (self._connection.sock or self._socket).shutdown(socket.SHUT_RDWR)
 
 
 def _address(url: str) -> SplitResult:
