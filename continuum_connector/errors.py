@@ -1,8 +1,8 @@
 """The three kinds of failure, which never mix.
 
-A user error stops the server at start and says value, consequence, cure. A failed
-transfer is an expected condition: it becomes a miss and a counter. A broken
-invariant is a bug of this package and names ids and states.
+A user error stops the server at start, or ends a command, and says value, consequence, cure. A
+failed transfer is an expected condition: it becomes a miss and a counter. A broken invariant is a
+bug of this package and names ids and states.
 """
 
 

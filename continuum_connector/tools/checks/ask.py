@@ -131,16 +131,15 @@ def look_at_native() -> dict[str, Any]:
     from continuum_connector.worker import abi
 
     try:
-        path = str(abi.find_library())
         blocking, quick = abi.load_library()
     except TransferError as failure:
         return {"trouble": str(failure)}
     config = abi.Config(size=ctypes.sizeof(abi.Config), abi=abi.ABI_VERSION, driver=SIMULATOR)
     engine = ctypes.c_void_p()
     if blocking.ckv_open(ctypes.byref(config), ctypes.byref(engine)):
-        return {"path": path, "trouble": quick.ckv_last_error().decode(errors="replace")}
+        return {"trouble": quick.ckv_last_error().decode(errors="replace")}
     blocking.ckv_free(engine)
-    return {"path": path, "abi": abi.ABI_VERSION}
+    return {"abi": abi.ABI_VERSION}
 
 
 PAGE = 4096

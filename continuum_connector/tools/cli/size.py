@@ -21,7 +21,7 @@ from continuum_connector.tools.checks import kv as kvs
 from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import several
 from continuum_connector.tools.checks.line import size as text_of
-from continuum_connector.tools.checks.machine import see_vllm, this_machine
+from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
 from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
 
@@ -183,7 +183,7 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
         raise ToldError(f"{plan.why_no_server}; paste all of `vllm serve MODEL ...`")
     machine = this_machine(environ)
     with looking():
-        seen = see_vllm(machine, (KV, *plan.words))
+        seen = machine.see("vllm", VllmSeen, KV, *plan.words)
     plan = as_vllm_reads(plan, seen.options, environ)
     if plan.unknown:
         shown = ", ".join(plan.unknown)[:200]
