@@ -3,14 +3,13 @@ are shown as they are."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from typer.core import TyperGroup
 
 from continuum_connector.errors import ToldError, shown
@@ -75,15 +74,9 @@ def terminal(**options: Any) -> Console:
     return Terminal(**{"highlight": False, "emoji": False, **options})
 
 
-@contextlib.contextmanager
-def looking() -> Iterator[None]:
-    """Say on a terminal what takes so long."""
-    console = terminal(stderr=True)
-    shows = console.is_terminal
-    with (
-        console.status("looking at vLLM, driver and machine") if shows else contextlib.nullcontext()
-    ):
-        yield
+def looking() -> Status:
+    """Says on a terminal what takes so long."""
+    return terminal(stderr=True).status("looking at vLLM, driver and machine")
 
 
 def name(text: str) -> str:
