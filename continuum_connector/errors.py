@@ -1,13 +1,18 @@
 """The three kinds of failure, which never mix.
 
-A user error stops the server at start and says value, consequence, cure. A failed
-transfer is an expected condition: it becomes a miss and a counter. A broken
-invariant is a bug of this package and names ids and states.
+A user error stops the server at start, or ends a command, and says value, consequence, cure. A
+failed transfer is an expected condition: it becomes a miss and a counter. A broken invariant is a
+bug of this package and names ids and states.
 """
 
 
 class ConfigError(ValueError):
     """The user asked for something that cannot work; the text says what to change."""
+
+
+class ToldError(Exception):
+    """The user of a command asked for something that cannot work, or a file or a server is not
+    what it should be; the text is all they see."""
 
 
 class TransferError(RuntimeError):

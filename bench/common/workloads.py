@@ -20,6 +20,7 @@ import msgspec
 
 from bench.common.plans import Added
 from continuum_connector.tools.analysis import foreign
+from continuum_connector.tools.cli.ending import ToldError
 
 SHARED, ANSWER, WINDOW_S, TOOL_S = 80, 20, 45.0, 0.5
 TOOL_TOKENS = (1728, 1589, 2556, 1409, 2825, 2014, 840)  # what each tool call returned
@@ -79,7 +80,7 @@ def read_requests(path: Path) -> tuple[list[Request], str]:
     try:
         name, requests, note = foreign.read(path)
         found = msgspec.convert(requests, list[Request])
-    except foreign.SourceError as error:
+    except ToldError as error:
         raise ValueError(str(error)) from None
     except msgspec.ValidationError as error:
         raise ValueError(f"{path} has a request that is none ({error})") from None

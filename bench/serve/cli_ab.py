@@ -28,7 +28,7 @@ from bench.serve.tokenizer import FIRST_WORD
 from continuum_connector.config import POLICIES
 from continuum_connector.errors import ConfigError
 from continuum_connector.sizes import parse_bytes
-from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.ending import ToldError
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 
@@ -94,36 +94,36 @@ def read_dram(text: str) -> tuple[tuple[float, ...], int]:
     except ValueError:
         pressures = ()
     if not pressures or not all(1e-6 < each < 1e6 for each in pressures):
-        raise CommandError(
+        raise ToldError(
             f"--dram {text}: write live KV / DRAM, like 2 or 0.5,1,2,4, or a size, like 64GiB"
         )
     return pressures, 0
 
 
 def read_disk(text: str) -> int:
-    """Bytes; CommandError if that is no size."""
+    """Bytes; ToldError if that is no size."""
     try:
         size = parse_bytes(text)
     except ValueError:
         size = 0
     if not 0 < size < MOST_BYTES:
-        raise CommandError(f"--disk {text}: write a size, like 4GiB")
+        raise ToldError(f"--disk {text}: write a size, like 4GiB")
     return size
 
 
 def read_server_args(text: str) -> list[str]:
-    """More for every `vllm serve`; CommandError for what `bench ab` has an option of its own for.
+    """More for every `vllm serve`; ToldError for what `bench ab` has an option of its own for.
 
     vLLM would take the last of two, and contexts would be checked against the first.
     """
     try:
         args = shlex.split(text)
     except ValueError as error:
-        raise CommandError(f"--server-args cannot be split into words ({error})") from None
+        raise ToldError(f"--server-args cannot be split into words ({error})") from None
     for arg in args:
         name = arg.partition("=")[0].replace("_", "-")
         if name in OWN:
-            raise CommandError(f"--server-args: {name} is not taken here; use {OWN[name]}")
+            raise ToldError(f"--server-args: {name} is not taken here; use {OWN[name]}")
     return args
 
 
@@ -132,7 +132,7 @@ def read_rates(text: str, experiment: Experiment, out: Path) -> dict[Path, Exper
     if not text:
         return {out: experiment}
     if experiment.arrivals or not experiment.dram_bytes:
-        raise CommandError(
+        raise ToldError(
             f"--rates {text}: it says the arrivals, and a server's DRAM is the same for all of "
             "them; leave out --arrivals and write --dram as a size, like 64GiB"
         )
@@ -176,7 +176,7 @@ def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> No
     console.print(f"Written: {shown(str(out))}", soft_wrap=True)
     try:
         page = page_of_results.write([out], base=base.name)
-    except CommandError as error:  # the runs are there all the same
+    except ToldError as error:  # the runs are there all the same
         console.print(f"no report: {error}", style="yellow", markup=False, soft_wrap=True)
     else:
         console.print(f"Report: {shown(str(page))}", soft_wrap=True)
@@ -198,6 +198,6 @@ def _arm(name: str) -> ServerArm:
         ours = (f"{kind}:{policy}" for kind in OURS for policy in POLICIES)
         known = f"{', '.join((*ARMS, *ours))}, ours with +KEY=VALUE behind, "
         known += "and any with router+ or router:TOKENS+ before"
-        raise CommandError(f"--arms: {name!r} is none of {known}") from None
+        raise ToldError(f"--arms: {name!r} is none of {known}") from None
     except ConfigError as error:
-        raise CommandError(f"--arms {name}: {error}") from None
+        raise ToldError(f"--arms {name}: {error}") from None

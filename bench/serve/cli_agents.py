@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run, State, Turn
 from bench.serve.session import Manner, measure
 from bench.serve.token_ids import Tokens
-from continuum_connector.tools.cli.server import CommandError, Server
+from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.tools.cli.server import Server
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 
@@ -77,7 +77,7 @@ def read_vocab(text: str, seed: int) -> Tokens:
     low, _, high = text.partition(":")
     are_counts = low.isdecimal() and high.isdecimal() and len(text) < 22
     if not (are_counts and int(low) < int(high) < MOST_IDS):
-        raise CommandError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
+        raise ToldError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
     return Tokens(seed, int(low), int(high))
 
 
@@ -91,39 +91,36 @@ def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
     """Token ids that the served model knows: the server is asked with prompts of one token, because
     it does not say how many there are."""
     one = {"model": model, "max_tokens": 1, "temperature": 0}
-    with contextlib.closing(Server(url, api_key)) as server:
+    server = Server(url, api_key)
 
-        def knows(token: int) -> bool:
-            try:
-                server.ask("POST", "/v1/completions", json.dumps(one | {"prompt": [token]}))
-            except CommandError as error:
-                if token and "out of vocabulary" in str(error):
-                    return False
-                raise
-            return True
+    def knows(token: int) -> bool:
+        try:
+            server.ask("POST", "/v1/completions", json.dumps(one | {"prompt": [token]}))
+        except ToldError as error:
+            if token and "out of vocabulary" in str(error):
+                return False
+            raise
+        return True
 
-        known, unknown = -1, MOST_DRAWN
-        asked = MOST_DRAWN - 1  # most models know it
-        while unknown - known > 1:
-            known, unknown = (asked, unknown) if knows(asked) else (known, asked)
-            asked = (known + unknown) // 2
+    known, unknown = -1, MOST_DRAWN
+    asked = MOST_DRAWN - 1  # most models know it
+    while unknown - known > 1:
+        known, unknown = (asked, unknown) if knows(asked) else (known, asked)
+        asked = (known + unknown) // 2
     return read_vocab(ids_of(unknown), seed)
 
 
 def find_model(url: str, api_key: str, wanted: str) -> str:
     """The name of the model that was asked for, or of the only one that is served."""
-    with contextlib.closing(Server(url, api_key)) as server:
-        answer = server.ask("GET", "/v1/models")
+    answer = Server(url, api_key).ask("GET", "/v1/models")
     try:
         served = [str(each["id"]) for each in answer["data"]]
     except (KeyError, TypeError):
-        raise CommandError(f"{url}/v1/models is no list of models; check the address") from None
+        raise ToldError(f"{url}/v1/models is no list of models; check the address") from None
     if wanted and wanted not in served:
-        raise CommandError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
+        raise ToldError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
     if not wanted and len(served) != 1:
-        raise CommandError(
-            f"{len(served)} models are served; choose by --model: {', '.join(served)}"
-        )
+        raise ToldError(f"{len(served)} models are served; choose by --model: {', '.join(served)}")
     return wanted or served[0]
 
 

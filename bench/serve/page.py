@@ -21,7 +21,7 @@ from bench.serve.points import Point, Reported, read
 from bench.serve.results import Loaded
 from bench.serve.stats import MIN_REPEATS, Ratio
 from bench.serve.summary import BY_KEY
-from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.ending import ToldError
 
 BUSY = 2.0  # processes that want to run, per core: more is someone else's work
 MOST_NAMED = 4  # arms in the heading
@@ -45,7 +45,7 @@ th:first-child, td:first-child { text-align: left; } td small { display: block; 
 
 
 def write(folders: Sequence[Path], out: Path | None = None, base: str = "") -> Path:
-    """Write the page, beside the first folder's runs unless told where; CommandError if it cannot.
+    """Write the page, beside the first folder's runs unless told where; ToldError if it cannot.
 
     `base`: the arm that the others are compared with; empty for plain vLLM.
     """
@@ -53,7 +53,7 @@ def write(folders: Sequence[Path], out: Path | None = None, base: str = "") -> P
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise CommandError(f"{path} cannot be written: {error}; give another -o FILE") from None
+        raise ToldError(f"{path} cannot be written: {error}; give another -o FILE") from None
     return path
 
 

@@ -26,7 +26,7 @@ from bench.serve.results import ResultError
 from bench.serve.router import Router
 from bench.serve.server import ServerError, ServerOptions
 from bench.tests.fake_server import FakeApi, Trouble, fake_server
-from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.ending import ToldError
 
 SMALL = Uniform("small", "p", (Added(60, 4), Added(40, 4)), 0, Defaults("turns", programs=3))
 KV_BYTES = 2 * 2 * 4 * 8 * 4
@@ -256,7 +256,7 @@ def test_a_run_is_not_made_on_a_server_that_does_not_forget(
 
 def test_rates_need_a_size_of_dram_and_say_the_arrivals(model: Path, tmp_path: Path) -> None:
     for wanted in (experiment(model, "none"), experiment(model, "none", arrivals="turns")):
-        with pytest.raises(CommandError, match=r"write --dram as a size, like 64GiB"):
+        with pytest.raises(ToldError, match=r"write --dram as a size, like 64GiB"):
             cli_ab.read_rates("1,3", wanted, tmp_path)
 
 

@@ -23,7 +23,7 @@ from bench.serve.commands import app
 from bench.serve.rivals import LmcacheServer
 from bench.serve.server import ServerError, end_group
 from continuum_connector.config import load_config
-from continuum_connector.tools.cli.server import CommandError
+from continuum_connector.tools.cli.ending import ToldError
 
 
 def install(folder: Path, *requirements: str) -> None:
@@ -131,7 +131,7 @@ def test_each_arm_with_a_disk_gets_a_folder_of_its_own_on_it(tmp_path: Path) -> 
 @pytest.mark.parametrize("text", ["", "0", "-1GiB", "much", "2000000TiB"])
 def test_a_disk_is_a_size(text: str) -> None:
     assert cli_ab.read_disk("4GiB") == 2**32
-    with pytest.raises(CommandError, match=r"--disk .*: write a size, like 4GiB"):
+    with pytest.raises(ToldError, match=r"--disk .*: write a size, like 4GiB"):
         cli_ab.read_disk(text)
 
 
@@ -180,7 +180,7 @@ def test_dram_is_a_pressure_or_a_size(text: str, means: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "much", "64GB", "1,x"])
 def test_other_drams_are_refused(text: str) -> None:
-    with pytest.raises(CommandError, match="--dram"):
+    with pytest.raises(ToldError, match="--dram"):
         read_dram(text)
 
 
@@ -245,7 +245,7 @@ def test_one_of_ours_may_have_keys_of_its_own(tmp_path: Path) -> None:
     ],
 )
 def test_keys_that_no_arm_can_have_are_refused(name: str, sentence: str) -> None:
-    with pytest.raises(CommandError, match=re.escape(sentence)):
+    with pytest.raises(ToldError, match=re.escape(sentence)):
         cli_ab._arm(name)
 
 

@@ -44,7 +44,7 @@ KV: dict[str, Any] = {
 }
 H100 = {"name": "NVIDIA H100 80GB HBM3", "pci_id": GPU_ID, "num_bytes": 80 * GIB}
 CUDA = {"has_library": True, "version": 12080, "library": "570.86.15", "gpus": [H100]}
-NATIVE = {"path": "/lib/libckv.so", "abi": 4}
+NATIVE = {"abi": 4}
 DISK = {
     "place": "/kv",
     "exists": True,

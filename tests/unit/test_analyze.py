@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 pytest.importorskip("typer")
+from continuum_connector.errors import ToldError
 from continuum_connector.observe.trace import EVENTS
 from continuum_connector.tools.analysis import source as sources
 from continuum_connector.tools.analysis import summary
-from continuum_connector.tools.analysis.source import Source, SourceError
+from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.analysis.summary import Summary, spread
 from tests.narrow import last_words
 from tests.unit.test_explain import record, run, small, write
@@ -371,7 +372,7 @@ def test_an_older_file_that_cannot_be_opened_is_told_and_not_left_out(
         return opened(self, *args)
 
     monkeypatch.setattr(Path, "open", few)
-    with pytest.raises(SourceError, match=r"\.1 cannot be read \(Too many open files\)"):
+    with pytest.raises(ToldError, match=r"\.1 cannot be read \(Too many open files\)"):
         list(source.records())
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from continuum_connector.tools.checks.plan import Plan, UsageError, as_vllm_reads, read_plan
+from continuum_connector.errors import ToldError
+from continuum_connector.tools.checks.plan import Plan, as_vllm_reads, read_plan
 
 OURS = (
     '--kv-transfer-config {"kv_connector":"ContinuumConnector","kv_role":"kv_both",'
@@ -98,7 +99,7 @@ def test_flags_that_turn_things_off() -> None:
 
 @pytest.mark.parametrize("words", [["-tp", "two"], ["-tp", "0"], ["--tensor-parallel-size"]])
 def test_what_vllm_would_refuse(words: list[str]) -> None:
-    with pytest.raises(UsageError, match="tensor-parallel-size"):
+    with pytest.raises(ToldError, match="tensor-parallel-size"):
         plan(*words)
 
 

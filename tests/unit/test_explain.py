@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
+from continuum_connector.errors import ToldError
 from continuum_connector.programs.program import IdentitySource, program_key
-from continuum_connector.tools.analysis.source import Source, SourceError
+from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.cli import explain as command
 from continuum_connector.tools.cli.app import app
 
@@ -294,7 +295,7 @@ def test_what_is_no_json_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "core"
     path.write_bytes(b"hello\n" * 20_000)
     monkeypatch.setattr(Path, "read_bytes", lambda _: pytest.fail("read whole"))
-    with pytest.raises(SourceError, match="neither a trace"):
+    with pytest.raises(ToldError, match="neither a trace"):
         list(Source(path).records())
 
 

@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.analysis import foreign
-from continuum_connector.tools.analysis.source import SourceError
 from continuum_connector.tools.cli.app import app
 
 Request = dict[str, Any]
@@ -177,7 +177,7 @@ def test_a_folder_is_read_whole_and_packed_files_too(tmp_path: Path) -> None:
     found = foreign.read(tmp_path)
     assert len({each["trace"] for each in found.requests}) == 3
     (tmp_path / "d.jsonl").write_text(json.dumps(mooncake(0, [1], 1)))
-    with pytest.raises(SourceError, match="Weka, Mooncake mixed"):
+    with pytest.raises(ToldError, match="Weka, Mooncake mixed"):
         foreign.read(tmp_path)
 
 
@@ -221,7 +221,7 @@ def test_a_file_beyond_the_bound_is_not_read_in_part(
     read(trace, *(mooncake(number, [number], 100) for number in range(20)))
     line = trace.read_bytes().index(b"\n")
     monkeypatch.setattr(foreign, "MAX_BYTES", 2 * line + 1)  # two whole lines
-    with pytest.raises(SourceError, match="has more than"):
+    with pytest.raises(ToldError, match="has more than"):
         foreign.read(trace)
 
 

@@ -16,8 +16,9 @@ import pytest
 pytest.importorskip("typer")
 pytest.importorskip("aiohttp")
 from bench.tests import ab_results
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.cli import ending, server
-from continuum_connector.tools.cli.server import CommandError, Server
+from continuum_connector.tools.cli.server import Server
 from tests.fuzz.commands import ROOT, Command, commands, modules
 from tests.fuzz.many import HEAVY, without
 from tests.fuzz.play import play
@@ -92,7 +93,7 @@ def test_time_that_is_over_as_a_command_leaves_ends_no_other(tmp_path: Path) -> 
     ],
 )
 def test_a_password_in_an_address_is_refused_and_not_shown(url: str) -> None:
-    with pytest.raises(CommandError) as told:
+    with pytest.raises(ToldError) as told:
         Server(url)
     assert "heim" not in str(told.value)
     assert "host" in str(told.value) or "address" in str(told.value)
@@ -103,7 +104,7 @@ def test_an_address_with_brackets_keeps_them() -> None:
 
 
 def test_an_answer_that_trickles_ends_with_the_time(hostile: Servers) -> None:
-    with pytest.raises(CommandError, match=r"not whole within 0\.2 s"):
+    with pytest.raises(ToldError, match=r"not whole within 0\.2 s"):
         Server(f"{hostile.base}/drip", timeout_s=0.2).exposition()
 
 
@@ -111,7 +112,7 @@ def test_an_answer_without_end_is_read_no_further(
     hostile: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "MAX_BODY", 1 << 20)
-    with pytest.raises(CommandError, match="more than 1 MiB"):
+    with pytest.raises(ToldError, match="more than 1 MiB"):
         Server(f"{hostile.base}/endless", timeout_s=600.0).exposition()
 
 

@@ -23,9 +23,10 @@ pytest.importorskip("typer")
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from continuum_connector.errors import ToldError
 from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind
 from continuum_connector.tools.cli.app import app
-from continuum_connector.tools.cli.server import CommandError, Scrape, Server
+from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.top import WINDOW_S, Watch, screen
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -272,7 +273,7 @@ def test_every_metric_that_is_read_is_one_that_is_published() -> None:
 
 
 def test_what_is_no_exposition_is_refused() -> None:
-    with pytest.raises(CommandError, match="not in Prometheus' format"):
+    with pytest.raises(ToldError, match="not in Prometheus' format"):
         Scrape.parse("<html>a page</html>", 0.0)
 
 

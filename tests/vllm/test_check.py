@@ -37,7 +37,7 @@ from continuum_connector import build, host_slots
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.tools.checks.line import Verdict
-from continuum_connector.tools.checks.machine import Facts, VllmSeen, this_machine
+from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.serving import lines
 from continuum_connector.tools.cli.app import app
@@ -148,7 +148,7 @@ def test_the_server_and_the_check_say_the_same_of_prefix_caching() -> None:
 
 
 def test_this_vllm_is_seen() -> None:
-    seen = Facts(this_machine(os.environ)).vllm
+    seen = this_machine(os.environ).see("vllm", VllmSeen)
     assert seen.is_installed
     assert not seen.trouble
     assert not seen.plugin_trouble

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.analysis.source import (
     Record,
     Source,
-    SourceError,
     is_number,
     is_original,
     number,
@@ -63,7 +63,7 @@ class Chats(NamedTuple):
 
 
 def chats(path: Path) -> Chats | None:
-    """A file's conversations, None where its format has none. SourceError as of `read`, which
+    """A file's conversations, None where its format has none. ToldError as of `read`, which
     says what is broken and is asked first."""
     documents = _documents(path)
     form = next((name for name, _, is_one, _ in FORMATS if is_one(documents[0])), "")
@@ -71,7 +71,7 @@ def chats(path: Path) -> Chats | None:
 
 
 def read(path: Path) -> Foreign:
-    """Every request of a file, or of all files in a folder. SourceError if it is of no known
+    """Every request of a file, or of all files in a folder. ToldError if it is of no known
     format, or not all of one."""
     named = {path: path.stem}
     if path.is_dir():  # names that are unique among its files
@@ -81,17 +81,17 @@ def read(path: Path) -> Foreign:
     formats = {each.format: each.note for each in found}
     if len(formats) != 1:
         what = f"has {', '.join(formats)} mixed" if formats else "has no such file"
-        raise SourceError(f"{path} {what}; give one of {KNOWN}")
+        raise ToldError(f"{path} {what}; give one of {KNOWN}")
     requests = [request for each in found for request in each.requests]
     if not requests:
-        raise SourceError(f"{path} has no request in it, so there is nothing to play")
+        raise ToldError(f"{path} has no request in it, so there is nothing to play")
     return found[0]._replace(requests=requests)
 
 
 def of_ours(source: Source) -> Foreign:
     """The requests behind a trace of ours, or of the original recorder."""
     if not (found := list(_of_records(source.records()))):
-        raise SourceError("the trace has no turn that was admitted, so there is none to play")
+        raise ToldError("the trace has no turn that was admitted, so there is none to play")
     return Foreign("ContinuumConnector", found, "answers of 1 token")
 
 
@@ -103,10 +103,10 @@ def _read(path: Path, called: str) -> Foreign:
                 return Foreign(name, list(requests(documents, called)), note)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 why = f"{type(error).__name__}: {error}"
-                raise SourceError(
+                raise ToldError(
                     f"{path} looks like {name}, but is broken ({why}); nothing is read of it"
                 ) from None
-    raise SourceError(f"{path} is of no format that is known here; give one of {KNOWN}")
+    raise ToldError(f"{path} is of no format that is known here; give one of {KNOWN}")
 
 
 def _documents(path: Path) -> list[Any]:
@@ -116,9 +116,9 @@ def _documents(path: Path) -> list[Any]:
         with opener(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise SourceError(f"{path} cannot be read ({error})") from None
+        raise ToldError(f"{path} cannot be read ({error})") from None
     if len(data) > MAX_BYTES:
-        raise SourceError(f"{path} has more than {MAX_BYTES >> 20} MiB, so nothing is read; cut it")
+        raise ToldError(f"{path} has more than {MAX_BYTES >> 20} MiB, so nothing is read; cut it")
     try:
         return [msgspec.json.decode(data)]
     except (ValueError, RecursionError):
@@ -126,7 +126,7 @@ def _documents(path: Path) -> list[Any]:
     try:
         return [msgspec.json.decode(line) for line in data.split(b"\n") if line.strip()]
     except (ValueError, RecursionError):
-        raise SourceError(
+        raise ToldError(
             f"{path} is no JSON, and has not one JSON value per line; give one of {KNOWN}"
         ) from None
 

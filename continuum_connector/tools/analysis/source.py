@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from continuum_connector.errors import shown
+from continuum_connector.errors import ToldError, shown
 from continuum_connector.observe.trace import older_files, older_names
 
 Record = dict[str, Any]
@@ -29,11 +29,7 @@ _LOOK = 1 << 16  # leading bytes, within which a trace has its first record
 _decode = msgspec.json.Decoder(Record).decode
 
 
-class SourceError(Exception):
-    """The file is not a trace; the message is a sentence for the user."""
-
-
-class UnknownError(SourceError):
+class UnknownError(ToldError):
     """It is no trace of ours, and not the original recorder's."""
 
 
@@ -50,7 +46,7 @@ class Source:
         starts = [_start(each) for each in self.paths]
         self._jobs: Any = None
         if not any(map(bytes.strip, starts)):
-            raise SourceError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
+            raise ToldError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
         is_ours = any(_record(line) for start in starts for line in start.split(b"\n"))
         # What begins otherwise may be anything, of any size.
         if not is_ours and starts[0].lstrip().startswith(b"{"):
@@ -98,8 +94,8 @@ class Source:
         return list(opened.values())
 
 
-def _unread(path: Path, error: OSError) -> SourceError:
-    return SourceError(f"{path} cannot be read ({error.strerror})")
+def _unread(path: Path, error: OSError) -> ToldError:
+    return ToldError(f"{path} cannot be read ({error.strerror})")
 
 
 def _start(path: Path) -> bytes:
@@ -108,7 +104,7 @@ def _start(path: Path) -> bytes:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             kind = kinds.get(stat.S_IFMT(mode), "a device")
-            raise SourceError(f"{path} is {kind}; give the file that trace_path names")
+            raise ToldError(f"{path} is {kind}; give the file that trace_path names")
         with path.open("rb") as file:
             return file.read(_LOOK)
     except OSError as error:

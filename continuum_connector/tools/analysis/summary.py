@@ -22,7 +22,7 @@ from continuum_connector.tools.analysis.source import (
     text,
     tiers,
 )
-from continuum_connector.tools.analysis.words import NOT_READ, seconds
+from continuum_connector.tools.analysis.words import NOT_READ, ratio, seconds
 
 MAX_PROGRAMS = 200_000  # followed at once; beyond, the program silent for longest counts as over
 NUM_WORST = 5  # decisions that the report names, for `continuum explain`
@@ -271,8 +271,8 @@ def _times(of: Summary, num_bad: int) -> Iterator[Part]:
             names |= {"only_ours": "only we kept", "stock_too": "stock would have kept too"}
             names["only_stock"] = "only stock would have kept"
         yield group, "", {"tokens": tokens["tokens"]}
-        yield group, "%", {name: _share(tokens[of], tokens["tokens"]) for of, name in names.items()}
-    yield "returning turns", "%", {"save ratio": _share(tokens["saved"], tokens["had"])}
+        yield group, "%", {name: ratio(tokens[of], tokens["tokens"]) for of, name in names.items()}
+    yield "returning turns", "%", {"save ratio": ratio(tokens["saved"], tokens["had"])}
 
 
 def _decided(of: Summary) -> Iterator[Part]:
@@ -292,9 +292,9 @@ def _decided(of: Summary) -> Iterator[Part]:
         returned = sum(of.samples["block-seconds, returned"])
         total = returned + sum(of.samples["block-seconds, in vain"])
         yield "pins ended", "", dict(sorted(pins.items()))
-        yield "pins ended", "s", {"held, mean": _share(sum(held), len(held))}
+        yield "pins ended", "s", {"held, mean": ratio(sum(held), len(held))}
         yield "pins ended", "", {"block-seconds": total or None}
-        yield "pins ended", "%", {"of them until a return": _share(returned, total)}
+        yield "pins ended", "%", {"of them until a return": ratio(returned, total)}
 
 
 def _copies(of: Summary) -> Iterator[Part]:
@@ -305,7 +305,7 @@ def _copies(of: Summary) -> Iterator[Part]:
         tiers.append(("disk", ("write", "written"), ("read", "read")))
     for group, (out, stored), (back, loaded) in tiers:
         yield group, "", {f"blocks {stored}": blocks[out], f"blocks {loaded}": blocks[back]}
-        yield group, "%", {"read back": _share(blocks[back], blocks[out])}
+        yield group, "%", {"read back": ratio(blocks[back], blocks[out])}
         for way, name in ((out, "bytes out"), (back, "bytes in")):
             is_known = num_bytes[way] or not blocks[way]
             yield group, "bytes", {name: num_bytes[way] if is_known else None}
@@ -320,8 +320,8 @@ def _judged(of: Summary) -> Iterator[Part]:
     per = {name: of.samples[f"regret per {name}"] for name in DECISIONS}
     total_s, judged = sum(map(sum, per.values())), num["decisions judged"]
     yield "regret", "", {name: num[name] for name in ("decisions judged", "not judged")}
-    yield "regret", "%", {"best kind chosen": _share(num["best kind chosen"], judged)}
-    in_all = {"per decision": _share(total_s, judged), "in all": total_s if judged else None}
+    yield "regret", "%", {"best kind chosen": ratio(num["best kind chosen"], judged)}
+    in_all = {"per decision": ratio(total_s, judged), "in all": total_s if judged else None}
     yield "regret", "s", in_all | {f"per {d}": sum(v) / len(v) for d, v in per.items() if v}
 
 
@@ -341,13 +341,9 @@ def _stepped(of: Summary) -> Iterator[Part]:
 def spread(values: Sequence[float], **more: float) -> dict[str, Value]:
     """The mean and the QUANTILES, interpolated linearly; None without values."""
     values = sorted(values)
-    found: dict[str, Value] = {"mean": _share(sum(values), len(values))}
+    found: dict[str, Value] = {"mean": ratio(sum(values), len(values))}
     for name, q in {**QUANTILES, **more}.items():
         low, rest = divmod(q * (len(values) - 1), 1.0)
         pair = values[int(low) : int(low) + 2]
         found[name] = pair[0] + rest * (pair[-1] - pair[0]) if pair else None
     return found
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None

@@ -38,6 +38,11 @@ def seconds(value: float) -> str:
     return f"{value:,.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
 
 
+def ratio(part: float, whole: float) -> float | None:
+    """A part of the whole, or a mean; None of nothing."""
+    return part / whole if whole else None
+
+
 class Line(NamedTuple):
     """One line of a program's life. `kind`: "good", "bad", "detail" or "", which sets the
     colour."""

@@ -131,16 +131,15 @@ def look_at_native() -> dict[str, Any]:
     from continuum_connector.worker import abi
 
     try:
-        path = str(abi.find_library())
         blocking, quick = abi.load_library()
     except TransferError as failure:
         return {"trouble": str(failure)}
     config = abi.Config(size=ctypes.sizeof(abi.Config), abi=abi.ABI_VERSION, driver=SIMULATOR)
     engine = ctypes.c_void_p()
     if blocking.ckv_open(ctypes.byref(config), ctypes.byref(engine)):
-        return {"path": path, "trouble": quick.ckv_last_error().decode(errors="replace")}
+        return {"trouble": quick.ckv_last_error().decode(errors="replace")}
     blocking.ckv_free(engine)
-    return {"path": path, "abi": abi.ABI_VERSION}
+    return {"abi": abi.ABI_VERSION}
 
 
 PAGE = 4096
@@ -178,25 +177,12 @@ def _look_at_folder(path: str) -> dict[str, Any]:
         "slabs": {each.name: each.stat().st_blocks * 512 for each in wanted.glob("dp*-rank*.slab")},
     }
     try:
-        file = _nameless(place)
+        # It has no name, so it disappears even if this process is killed.
+        file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115
     except OSError as why:
         return found | {"trouble": f"no file can be made in {place} ({why.strerror})"}
-    try:
-        return found | _glance(file)
-    finally:
-        os.close(file)
-
-
-def _nameless(folder: Path) -> int:
-    """Open a file that disappears when it is closed, even if this process is killed."""
-    try:
-        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError as why:
-        if why.errno not in (errno.EOPNOTSUPP, errno.EISDIR):  # NFS and old kernels have none
-            raise
-    file, name = tempfile.mkstemp(prefix=".continuum-check-", dir=folder)
-    os.unlink(name)
-    return file
+    with file:
+        return found | _glance(file.fileno())
 
 
 def _glance(file: int) -> dict[str, Any]:

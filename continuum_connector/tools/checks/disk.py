@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import NamedTuple
 
-import msgspec
-
 from continuum_connector.config import SWITCH_PATH
 from continuum_connector.epoch_endpoint import EpochEndpoint
 from continuum_connector.errors import ConfigError
@@ -55,7 +53,7 @@ def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
 # --- the disk tier ----------------------------------------------------------------------------
 def _tier_lines(machine: Machine, plan: Plan, path: str) -> Iterator[Line]:
     """If the folder cannot be used, its line is the only one."""
-    seen = msgspec.convert(machine.ask("disk", str(machine.place(path))), DiskSeen)
+    seen = machine.see("disk", DiskSeen, str(machine.place(path)))
     if seen.trouble:
         cure = "a folder that the server may make or write to, on a drive that answers"
         yield error("disk", f"{path}: {seen.trouble}, so there is no disk tier", cure)

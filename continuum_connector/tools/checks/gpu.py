@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from continuum_connector.tools.checks.line import Line, error, ok, several, size, unseen, warning
-from continuum_connector.tools.checks.machine import CudaSeen, Facts, Gpu, Machine
+from continuum_connector.tools.checks.machine import CudaSeen, Gpu, Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 
 BATCH_VERSION = 12080  # cuMemcpyBatchAsync, many copies in one call (csrc/cuda_types.h)
@@ -24,20 +24,19 @@ _SMI = "pcie.link.width.current,pcie.link.width.max,pcie.link.gen.gpumax,pcie.li
 _GENERATIONS = {"1": 2.5, "2": 5.0, "3": 8.0, "4": 16.0, "5": 32.0, "6": 64.0}  # GT/s per lane
 
 
-def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
+def lines(machine: Machine, plan: Plan, vllm: VllmSeen, cuda: CudaSeen) -> Iterator[Line]:
     """What CUDA shows, how fast DRAM is reached, and which DRAM is near."""
-    yield from _cuda_lines(machine, plan, seen)
+    yield from _cuda_lines(machine, plan, cuda, vllm.platform)
     links: dict[Line, list[str]] = {}  # one line per kind of link, with the GPUs that have it
-    for index, gpu in enumerate(seen.cuda.gpus):
+    for index, gpu in enumerate(cuda.gpus):
         links.setdefault(_link_line(machine, gpu), []).append(str(index))
     for line, numbers in links.items():
         yield line._replace(text=f"GPU {', '.join(numbers)}: {line.text}")
-    yield from _numa_lines(machine, plan, seen.cuda.gpus)
+    yield from _numa_lines(machine, plan, cuda.gpus)
 
 
-def _cuda_lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
+def _cuda_lines(machine: Machine, plan: Plan, cuda: CudaSeen, platform: str) -> Iterator[Line]:
     """Which GPUs, how many, which driver?"""
-    cuda, platform = seen.cuda, seen.vllm.platform
     is_other = platform not in ("", "cuda")
     if not cuda.has_library and platform == "cpu":
         yield ok("GPU", "none, and vLLM's CPU build needs none; copies run in the simulator")

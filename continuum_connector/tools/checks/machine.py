@@ -16,12 +16,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 ASK_TIMEOUT_S = 180.0  # enough to import vLLM from a cold network disk
 KILL_S = 5.0  # a process that is still there waits for a disk, and no signal reaches it
+Seen = TypeVar("Seen")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,10 @@ class Machine:
     run: Callable[[list[str]], str | None]
     plugins: Mapping[str, str]  # entry points of vllm.general_plugins: name to object
     memlock: int | None  # bytes; None: no limit
+
+    def see(self, about: str, kind: type[Seen], *words: str) -> Seen:
+        """What it answers to `ask`, in one of the structs below."""
+        return msgspec.convert(self.ask(about, *words), kind)
 
     def text(self, path: str) -> str | None:
         """The file's text without the newline at its end; None if it cannot be read."""
@@ -197,7 +202,6 @@ class NativeSeen(msgspec.Struct, frozen=True):
     """Our native library. `trouble`: why it cannot be loaded or opened."""
 
     trouble: str = ""
-    path: str = ""
     abi: int = 0
 
 
@@ -219,18 +223,3 @@ class DiskSeen(msgspec.Struct, frozen=True):
     is_direct: bool = False
     read_bytes: int = 0
     bytes_per_s: float = 0.0
-
-
-def see_vllm(machine: Machine, words: Sequence[str]) -> VllmSeen:
-    """What vLLM answers, of these options if there are any."""
-    return msgspec.convert(machine.ask("vllm", *words), VllmSeen)
-
-
-class Facts:
-    """What vLLM, CUDA and the native library answer; each is asked once."""
-
-    def __init__(self, machine: Machine, words: Sequence[str] = ()) -> None:
-        """`words`: the options of `vllm serve`, which vLLM itself reads."""
-        self.vllm = see_vllm(machine, words)
-        self.cuda = msgspec.convert(machine.ask("cuda"), CudaSeen)
-        self.native = msgspec.convert(machine.ask("native"), NativeSeen)

@@ -9,7 +9,7 @@ from continuum_connector import dram
 from continuum_connector.config import FIRST_BYTES
 from continuum_connector.memory import Headroom, find_room, read_keys
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
-from continuum_connector.tools.checks.machine import Facts, Machine
+from continuum_connector.tools.checks.machine import CudaSeen, Machine, NativeSeen, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 
 UNLIMITED = "`ulimit -l unlimited`, --ulimit memlock=-1 for a container"
@@ -18,11 +18,11 @@ HUGE = "sys/kernel/mm/transparent_hugepage"
 HUGE_2M = f"{HUGE}/hugepages-2048kB/enabled"
 
 
-def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
+def lines(machine: Machine, plan: Plan, vllm: VllmSeen, cuda: CudaSeen) -> Iterator[Line]:
     """Locking and huge pages matter only to a tier whose driver locks its memory."""
     # cuda or sim, chosen by the device as build.worker does; "" if the device is not known
-    driver = {"cuda": "cuda", "cpu": "sim"}.get(seen.vllm.platform, "")
-    driver = driver or ("cuda" if seen.cuda.gpus else "")
+    driver = {"cuda": "cuda", "cpu": "sim"}.get(vllm.platform, "")
+    driver = driver or ("cuda" if cuda.gpus else "")
     room, locks = find_room(machine.root), driver != "sim"
     if room is None:
         yield unseen("DRAM", "the kernel does not say how much memory is available")
@@ -33,7 +33,7 @@ def lines(machine: Machine, plan: Plan, seen: Facts) -> Iterator[Line]:
     if plan.config.dram_bytes != 0 and locks:
         yield _lock(machine, plan)
         yield _huge_pages(machine)
-    yield _native(plan, seen, driver)
+    yield _native(machine.see("native", NativeSeen), plan, driver, bool(cuda.gpus))
 
 
 def _by_default(machine: Machine, room: Headroom, on_cpu: bool) -> Line:
@@ -103,15 +103,15 @@ def _huge_pages(machine: Machine) -> Line:
     return ok("huge pages", f"the kernel gives them on request ({chosen[0]}), and the pool asks")
 
 
-def _native(plan: Plan, seen: Facts, driver: str) -> Line:
+def _native(seen: NativeSeen, plan: Plan, driver: str, has_gpu: bool) -> Line:
     """Does the native library load, and over which driver will it copy?"""
-    if seen.native.trouble and plan.config.dram_bytes == 0:
-        text = f"{seen.native.trouble} No matter without a DRAM tier"
+    if seen.trouble and plan.config.dram_bytes == 0:
+        text = f"{seen.trouble} No matter without a DRAM tier"
         return warning("native library", text, "install the package again")
-    if seen.native.trouble:
-        return error("native library", seen.native.trouble, "install the package again")
-    library = f"loads (ABI {seen.native.abi})"
-    if driver == "cuda" and not seen.cuda.gpus:
+    if seen.trouble:
+        return error("native library", seen.trouble, "install the package again")
+    library = f"loads (ABI {seen.abi})"
+    if driver == "cuda" and not has_gpu:
         text = f"{library}; CUDA copies, without a GPU here"
         return unseen("native library", text, "run this where the server runs")
     if not driver:

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config
-from continuum_connector.errors import ConfigError
+from continuum_connector.errors import ConfigError, ToldError
 from continuum_connector.named import our_part
 from continuum_connector.tools.checks import paste
 from continuum_connector.vllm.node import node_ranks
@@ -136,13 +136,9 @@ class Plan(Options):
         return bool(self.unknown) and not is_said
 
 
-class UsageError(ValueError):
-    """An option that `vllm serve` would refuse, too."""
-
-
 def planned(command: Sequence[str], model: str) -> tuple[Plan, dict[str, str]]:
     """The plan and the environment of the first server that is pasted, or of one of `model`, which
-    counts more than what is pasted. Raises UsageError."""
+    counts more than what is pasted. Raises ToldError."""
     given = ["--model", model] if model else []
     environ = dict(os.environ)
     if not command:
@@ -168,7 +164,7 @@ def planned(command: Sequence[str], model: str) -> tuple[Plan, dict[str, str]]:
 
 
 def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Read `[MODEL] [options]` as far as that can be done without vLLM. Raises UsageError."""
+    """Read `[MODEL] [options]` as far as that can be done without vLLM. Raises ToldError."""
     flags, dotted = _normal(words)
     known, rest = _parser().parse_known_args(flags)
     given = vars(known)
@@ -222,7 +218,7 @@ def _fields(
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        raise ToldError(message)
 
 
 def _parser() -> _Parser:

@@ -19,21 +19,27 @@ _BLANK = re.compile("(\0[^\2]*\2)|\\s+|^$")  # ends a word, but not within a mar
 # $VAR, ${VAR}, ${VAR:-default}, $(VAR) of Kubernetes; of more than that only the name counts
 _VARIABLE = re.compile(
     r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?P<rest>[^}]*)\}"
-    r"|\((?P<k8s>[A-Z_][A-Z0-9_]*)\))"
+    r"|\((?P<k8s>[A-Z_][A-Z0-9_]*)\)|\((?:[^()]|\([^()]*\))*\)|[@*#?]|\{[^}]*\})"
 )
-_OTHER = re.compile(r"\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\$[@*#?]|\$\{[^}]*\}")
-# what stands for itself, taken at once: a word may have a megabyte
-_PLAIN = re.compile(r"""[^\s;&|()<>\\'"$`^\0]+""")
-_PLAIN_QUOTED = re.compile(r'[^"\\$`\0]+')
-# <your key>, as guides write it: no redirection, which has a space or a file's end behind it
-_PLACE = re.compile(r"<[A-Za-z](?:[\w .-]*\w)?>(?=[\s'\"/:,)]|$)")
-_ANSI = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)  # $'...'
+# Of a variable that a text within the text holds there may be a mark already.
+_STANDS = rf"(?P<mark>\x00[^\x02]*\x02)|(?P<filled>{_VARIABLE.pattern}|`[^`]*`)"
+# What stands for itself is taken at once, because a word may have a megabyte.
+_QUOTED = re.compile(
+    rf"""\\(?P<escaped>["\\$`\n]) | (?P<quote>") | {_STANDS} | [^"\\$`\0]+ | .""",
+    re.VERBOSE | re.DOTALL,
+)
+# A place is <your key>, as guides write it: a redirection has a space or a file's end behind it.
+# In cmd.exe ^ continues a line, in PowerShell `.
+_BARE = re.compile(
+    rf"""(?P<skipped>[\\^`]\n(?!\Z))
+       | (?P<place><[A-Za-z](?:[\w .-]*\w)?>(?=[\s'"/:,)]|$))
+       | (?P<redirect>[<>]+&?-? | &(?=>)) | (?P<blank>[ \t\r]+) | (?P<end>[\n;&|()])
+       | '(?P<said>[^']*)' | (?P<open>') | (?P<quote>") | \$'(?P<ansi>(?:[^'\\]|\\.)*)'
+       | \\(?P<escaped>.?) | {_STANDS} | [^\s;&|()<>\\'"$`^\0]+ | .""",
+    re.VERBOSE | re.DOTALL,
+)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
-_REDIRECTS = re.compile(r"[<>]+&?-?")
-_GAP = re.compile(r"#[^\n]*|\s+")
-_END = ("\n", ";", "&", "|", "(", ")")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_CONTINUED = ("\\\n", "^\n", "`\n")  # the last two in cmd.exe and in PowerShell
 
 
 @dataclass
@@ -76,42 +82,50 @@ def _split(text: str, script: Script) -> Iterator[list[str]]:
     """One pass over the text. A redirection and what it names are left out."""
     words: list[str] = []
     word: str | None = None
-    skips = False  # the next word names a file of a redirection
-    at, end = 0, len(text)
-    while at <= end:
-        char = text[at] if at < end else "\n"
-        if text[at : at + 2] in _CONTINUED:
-            at += 2
+    skips = is_quoted = is_array = False  # skips: the next word names a file of a redirection
+    at, text = 0, f"{text}\n"
+    while at < len(text):
+        if text[at] == "#" and not is_quoted and (word is None or word[-1:] == SPLIT):
+            at = text.index("\n", at)
+        token = (_QUOTED if is_quoted else _BARE).match(text, at)
+        assert token  # as each character is one
+        at, kind, piece = token.end(), token.lastgroup or "", token[0]
+        if kind == "skipped":
             continue
-        if char == "(" and word is not None and word[-1:] == "=" and ASSIGNMENT.match(word):
-            piece, at = _array(text, at + 1, script)
-            word += SPLIT + piece
+        if kind == "open":
+            break
+        if is_array and kind in ("blank", "end", "redirect"):
+            is_array = piece != ")"
+            word = f"{word}{SPLIT if piece.isspace() else piece * is_array}"
             continue
-        if char in " \t\r\n;&|()<>" and not _PLACE.match(text, at):
-            if char in "<>" and word is not None and word.isdecimal():
-                word = None  # 2>file
-            if word is not None and not skips:
+        if piece == "(" and kind and word and word[-1] == "=" and ASSIGNMENT.match(word):
+            is_array, word = True, word + SPLIT
+            continue
+        if kind in ("blank", "end", "redirect"):
+            is_stream = word is not None and word.isdecimal() and piece[0] in "<>"  # 2>file
+            if word is not None and not skips and not is_stream:
                 words += _fields(word)
-            skips = skips and word is None
+            skips = kind == "redirect" or (skips and word is None)
             word = None
-            if char in "<>":
-                at = _REDIRECTS.match(text, at).end()  # type: ignore[union-attr]
-                skips = True
-                continue
-            if char == "&" and text[at + 1 : at + 2] == ">":  # &>file
-                at += 1
-                continue
-            if char in _END and words:
+            if kind == "end" and words:
                 yield words
                 words, skips = [], False
-            at += 1
             continue
-        if char == "#" and word is None:
-            at = text.find("\n", at) % (end + 1)  # -1: at the end
-            continue
-        piece, at = _piece(text, at, script)
-        word = "" if word is None else word
-        word += piece  # alone on its line, it copies nothing
+        if kind == "quote":
+            is_quoted, piece = not is_quoted, ""
+        elif kind in ("said", "escaped"):
+            piece = token[kind] if kind == "said" or not is_quoted else token[kind].strip("\n")
+        elif kind == "ansi":
+            piece = re.sub(r"(?s)\\(.)", lambda one: _ESCAPES.get(one[1], one[1]), token["ansi"])
+        elif kind == "place":
+            piece = _mark(piece, None)
+        elif kind == "filled":
+            piece = _filled(token, script.known)
+            if not is_quoted:
+                piece = _BLANK.sub(lambda found: found[1] or SPLIT, piece)
+        word = (word or "") + piece
+    if is_quoted or at < len(text):
+        raise ValueError("a quotation is not closed")
     if words:
         yield words
 
@@ -125,76 +139,15 @@ def _fields(word: str) -> list[str]:
     return [each for each in word.split(SPLIT) if each]
 
 
-def _array(text: str, at: int, script: Script) -> tuple[str, int]:
-    """The words of `NAME=(...)`, and where it ends."""
-    found = ""
-    while text[at : at + 1] not in (")", ""):
-        if match := _GAP.match(text, at):
-            piece, at = SPLIT, match.end()
-        else:
-            piece, at = _piece(text, at, script)
-        found += piece
-    return found, at + 1
-
-
-def _piece(text: str, at: int, script: Script) -> tuple[str, int]:
-    """A part of a word that is quoted, or stands for something; and where it ends."""
-    char = text[at]
-    if mark := _MARK.match(text, at):  # of a variable that a text within the text holds
-        return mark[0], mark.end()
-    if char == "\\":
-        return text[at + 1 : at + 2], at + 2
-    if char == "'":
-        if (end := text.find("'", at + 1)) < 0:
-            raise ValueError("a quotation is not closed")
-        return text[at + 1 : end], end + 1
-    if char == '"':
-        return _quoted(text, at, script)
-    if match := _PLACE.match(text, at):
-        return _mark(match[0], None), match.end()
-    if match := _ANSI.match(text, at):
-        said = re.sub(r"(?s)\\(.)", lambda one: _ESCAPES.get(one[1], one[1]), match[1])
-        return said, match.end()
-    if char in "$`":
-        piece, at = _expanded(text, at, script)
-        return _BLANK.sub(lambda found: found[1] or SPLIT, piece), at
-    if plain := _PLAIN.match(text, at):
-        return plain[0], plain.end()
-    return char, at + 1
-
-
-def _quoted(text: str, at: int, script: Script) -> tuple[str, int]:
-    found, at = "", at + 1
-    while text[at : at + 1] != '"':
-        if at >= len(text):
-            raise ValueError("a quotation is not closed")
-        if text[at] == "\\" and text[at + 1 : at + 2] in ('"', "\\", "$", "`", "\n"):
-            found += text[at + 1].replace("\n", "")
-            at += 2
-        elif mark := _MARK.match(text, at):
-            found, at = found + mark[0], mark.end()
-        elif text[at] in "$`":
-            piece, at = _expanded(text, at, script)
-            found += piece
-        elif plain := _PLAIN_QUOTED.match(text, at):
-            found, at = found + plain[0], plain.end()
-        else:
-            found, at = found + text[at], at + 1
-    return found, at + 1
-
-
-def _expanded(text: str, at: int, script: Script) -> tuple[str, int]:
-    if match := _VARIABLE.match(text, at):
-        name = match["name"] or match["braced"] or match["k8s"]
-        if name in script.known:
-            return script.known[name], match.end()
-        rest = match["rest"] or ""
-        default = rest[2:] if rest[:2] in (":-", ":=") else rest[1:] if rest[:1] == "-" else None
-        is_unknown = default and ("$" in default or OPEN in default)
-        return _mark(match[0], None if is_unknown else default), match.end()
-    if match := _OTHER.match(text, at):
-        return _mark(match[0], None), match.end()
-    return text[at], at + 1
+def _filled(found: re.Match[str], known: Mapping[str, str]) -> str:
+    """What is known of a variable or a command; a mark if nothing is."""
+    name = found["name"] or found["braced"] or found["k8s"]
+    if name in known:
+        return known[name]
+    rest = found["rest"] or ""
+    default = rest[2:] if rest[:2] in (":-", ":=") else rest[1:] if rest[:1] == "-" else None
+    is_unknown = default and ("$" in default or OPEN in default)
+    return _mark(found[0], None if is_unknown else default)
 
 
 def _mark(written: str, default: str | None) -> str:
@@ -204,11 +157,7 @@ def _mark(written: str, default: str | None) -> str:
 
 def expanded(word: str, known: Mapping[str, str]) -> str:
     """A word without quotes, with what is known filled in, and marks for the rest."""
-    script, found, at = Script(known=dict(known)), "", 0
-    while at < len(word):
-        piece, at = _expanded(word, at, script) if word[at] == "$" else (word[at], at + 1)
-        found += piece
-    return found
+    return _VARIABLE.sub(lambda found: _filled(found, known), word)
 
 
 def filled(word: str) -> tuple[str | None, list[str]]:

@@ -15,10 +15,11 @@ from typing import Annotated, Any
 
 import typer
 
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.cli.analyze import analyze
 from continuum_connector.tools.cli.check import check
 from continuum_connector.tools.cli.convert import convert
-from continuum_connector.tools.cli.ending import ToldError, lacks
+from continuum_connector.tools.cli.ending import lacks
 from continuum_connector.tools.cli.explain import explain
 from continuum_connector.tools.cli.size import size
 from continuum_connector.tools.cli.terminal import Commands, terminal

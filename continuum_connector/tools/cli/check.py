@@ -11,9 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
 from continuum_connector.tools.checks.machine import this_machine
-from continuum_connector.tools.checks.plan import UsageError, planned
+from continuum_connector.tools.checks.plan import planned
 from continuum_connector.tools.checks.run import check as look
 from continuum_connector.tools.cli import ending
 from continuum_connector.tools.cli.terminal import Command, looking, terminal
@@ -64,7 +65,7 @@ def check(
     """
     try:
         plan, environ = planned(command or [], model)
-    except UsageError as error:
+    except ToldError as error:
         raise typer.BadParameter(str(error)) from None
     with looking():
         lines = list(look(this_machine(environ), plan))

@@ -13,9 +13,9 @@ import msgspec
 import typer
 
 from continuum_connector import files
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.analysis import foreign
 from continuum_connector.tools.analysis.source import Source, UnknownError, write_original
-from continuum_connector.tools.cli.ending import ToldError
 
 
 class Format(str, enum.Enum):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from continuum_connector.errors import ToldError as ToldError
 from continuum_connector.errors import shown
 
 DONE = 0
@@ -29,10 +30,6 @@ MOST = 1000  # characters of a sentence, because a value in it may have any leng
 _PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:(?!//))\S*@")
 _KEYS = re.compile(r"([?&][\w-]*(?:key|token|secret|password)[\w-]*=)[^&\s'\"]*", re.IGNORECASE)
 _SIZES = {"COLUMNS": 20, "LINES": 5, "TERMINAL_WIDTH": 20}  # each with the least we can draw on
-
-
-class ToldError(Exception):
-    """Something that the user can fix; the message is all they see."""
 
 
 def tell(who: str, what: str) -> None:

@@ -15,11 +15,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from continuum_connector.errors import shown
+from continuum_connector.errors import ToldError, shown
 from continuum_connector.tools.analysis.source import Record, Source, count, number, text, tiers
 from continuum_connector.tools.analysis.words import Line, seconds
 from continuum_connector.tools.analysis.words import told as lines_of
-from continuum_connector.tools.cli.server import CommandError
 from continuum_connector.tools.cli.terminal import terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
@@ -89,7 +88,7 @@ def find(source: Source, wanted: str) -> list[Record]:
 
 def choose(wanted: str, turns: Counter[str]) -> str:
     """The program that has this name or id, or else the only one whose name or id begins with it.
-    CommandError lists programs if there is none, or several.
+    ToldError lists programs if there is none, or several.
 
     The connector puts a namespace before the ids that clients send (`job:x`), and another before
     that if they send a salt (`salted:1f..:job:x`): an id is understood with and without them. So is
@@ -104,13 +103,11 @@ def choose(wanted: str, turns: Counter[str]) -> str:
     if found:
         more = f" and {len(found) - 5:,} more" if len(found) > 5 else ""
         any_of = f"any of {', '.join(found[:5])}{more}"
-        raise CommandError(f"{wanted!r} may be {any_of}; give more of the name")
+        raise ToldError(f"{wanted!r} may be {any_of}; give more of the name")
     close = difflib.get_close_matches(wanted, [*turns][:5000], 5)
     meant = f"; did you mean {', '.join(close)}?" if close else ";"
     most = ", ".join(key for key, _ in turns.most_common(5)) or "none"
-    raise CommandError(
-        f"no program {wanted!r} is in the trace{meant} Those with most turns: {most}"
-    )
+    raise ToldError(f"no program {wanted!r} is in the trace{meant} Those with most turns: {most}")
 
 
 def _is_named(key: str, wanted: str) -> bool:
@@ -219,7 +216,7 @@ def _list(source: Source, as_json: bool) -> None:
         )
         print(line[:columns].rstrip())
     if since is None:
-        raise CommandError("no turn has ended in this trace, so nothing was decided")
+        raise ToldError("no turn has ended in this trace, so nothing was decided")
 
 
 def decisions(records: Iterable[Record]) -> Iterator[Pair]:

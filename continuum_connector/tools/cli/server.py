@@ -10,11 +10,12 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from continuum_connector.errors import shown
-from continuum_connector.tools.cli.ending import ToldError, hidden
+from continuum_connector.errors import ToldError, shown
+from continuum_connector.tools.cli.ending import hidden
 
 TIMEOUT_S = 600.0  # for one request: enough for a million tokens on a slow GPU
 MAX_BODY = 64 << 20  # bytes; /metrics of many engines takes a few hundred KB
@@ -24,14 +25,10 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 MAX_SAMPLE = 1e18  # the largest value of a metric that we believe; sums of larger ones overflow
 
 
-class CommandError(ToldError):
-    """Something that the user can fix; the message is all they see."""
-
-
 class Server:
-    """One connection, kept open so that no measurement includes its set-up.
+    """A server's address, and the key to it.
 
-    Every method raises CommandError with one sentence, and a cure if there is one.
+    Every method raises ToldError with one sentence, and a cure if there is one.
     """
 
     def __init__(self, url: str, api_key: str = "", timeout_s: float = TIMEOUT_S) -> None:
@@ -44,23 +41,18 @@ class Server:
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             if not (api_key.isascii() and api_key.isprintable()):
-                raise CommandError("the key cannot be sent: a key is of printable ASCII characters")
+                raise ToldError("the key cannot be sent: a key is of printable ASCII characters")
             self._headers["Authorization"] = f"Bearer {api_key}"
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._connect = partial(kind, parts.hostname or "", parts.port, timeout=timeout_s)
         self._timeout_s = timeout_s
-        self._connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
-        self._socket: Any = None
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._connection.close()
 
     def exposition(self) -> str:
         """The answer of /metrics, unparsed."""
         status, body = self._request("GET", "/metrics")
         if status != 200:
-            raise CommandError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
+            raise ToldError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
         return body.decode("utf-8", "replace")
 
     def ask(self, method: str, path: str, body: str | None = None) -> Any:
@@ -71,15 +63,15 @@ class Server:
         except (ValueError, RecursionError):
             answer = None
         if status == 401:
-            raise CommandError(f"{self.url} wants a key; give it with --api-key or VLLM_API_KEY")
+            raise ToldError(f"{self.url} wants a key; give it with --api-key or VLLM_API_KEY")
         if status != 200 or answer is None:
             said = answer.get("error", answer) if isinstance(answer, dict) else None
             message = said.get("message") if isinstance(said, dict) else None
             raise self._no_api(f"{method} {path}: HTTP {status}{f', {message}' if message else ''}")
         return answer
 
-    def _no_api(self, why: str) -> CommandError:
-        return CommandError(
+    def _no_api(self, why: str) -> ToldError:
+        return ToldError(
             f"{self.url} answers, but not as vLLM's OpenAI API does ({why}); "
             "check host, port and path"
         )
@@ -87,45 +79,42 @@ class Server:
     def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
         """Return status and body. Size and time are bounded, however slowly the bytes arrive."""
         ended = threading.Event()
-        clock = threading.Timer(self._timeout_s, self._hang_up, (ended,))
+        connection, reader = self._connect(), None
+
+        def hang_up() -> None:  # wakes up the reader
+            ended.set()
+            if open_socket := connection.sock or reader:
+                with contextlib.suppress(OSError):
+                    open_socket.shutdown(socket.SHUT_RDWR)
+
+        clock = threading.Timer(self._timeout_s, hang_up)
         clock.daemon = True
         try:
             clock.start()
-            if self._connection.sock is None:
-                self._connection.connect()
-            # The connection drops it if an answer has no length, but the reader keeps it.
-            self._socket = self._connection.sock
-            self._connection.request(method, self._path + path, body, self._headers)
-            response = self._connection.getresponse()
+            connection.connect()
+            reader = connection.sock  # which the connection drops if an answer has no length
+            connection.request(method, self._path + path, body, self._headers)
+            response = connection.getresponse()
             content = response.read(MAX_BODY + 1)
             if ended.is_set():  # a body without a length simply ends when we hang up
                 raise TimeoutError
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._connection.close()
             why = str(error) or type(error).__name__
             why = f"not whole within {self._timeout_s:g} s" if ended.is_set() else why
-            raise CommandError(
+            raise ToldError(
                 f"no answer from {self.url} ({why}); is the server up, and is this its address?"
             ) from None
         finally:
             clock.cancel()
+            connection.close()
         if len(content) > MAX_BODY:
-            self._connection.close()
             raise self._no_api(f"{method} {path}: more than {MAX_BODY >> 20} MiB")
         return response.status, content
 
-    def _hang_up(self, ended: threading.Event) -> None:
-        """Wake up the reader; called on the timer's thread."""
-        ended.set()
-        with contextlib.suppress(OSError, AttributeError):
-            (self._connection.sock or self._socket).shutdown(socket.SHUT_RDWR)
-
 
 def _address(url: str) -> SplitResult:
-    """Split the address; if it is not one, CommandError, without its secrets."""
-    wrong = CommandError(
-        f"{hidden(url)!r} is no server address; give one like http://localhost:8000"
-    )
+    """Split the address; if it is not one, ToldError, without its secrets."""
+    wrong = ToldError(f"{hidden(url)!r} is no server address; give one like http://localhost:8000")
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
         port, host = parts.port, parts.hostname or ""
@@ -136,7 +125,7 @@ def _address(url: str) -> SplitResult:
     if parts.scheme not in ("http", "https") or not host or port == 0 or not is_plain:
         raise wrong
     if "@" in parts.netloc or parts.query:
-        raise CommandError(
+        raise ToldError(
             f"{hidden(url)!r} has a password or more behind the path, which is not sent; give the "
             "bare address, and a key with --api-key or VLLM_API_KEY"
         )
@@ -166,16 +155,14 @@ class Scrape:
 
     @classmethod
     def parse(cls, text: str, at: float) -> Scrape:
-        """Read the exposition format; CommandError if the text is something else."""
+        """Read the exposition format; ToldError if the text is something else."""
         found: dict[str, dict[Labels, float]] = {}
         for name, labels, value in samples(text):
             if name.startswith(("vllm:", "continuum:")):
                 shown_as = frozenset((key, shown(of)) for key, of in labels)
                 found.setdefault(name, {})[shown_as] = value
         if not found and not next(samples(text), None):
-            raise CommandError(
-                "/metrics answers, but not in Prometheus' format; check host and port"
-            )
+            raise ToldError("/metrics answers, but not in Prometheus' format; check host and port")
         return cls(at, found)
 
     def since(self, older: Scrape) -> Scrape:

@@ -15,14 +15,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from continuum_connector.errors import ToldError
 from continuum_connector.sizes import parse_bytes
 from continuum_connector.tools.checks import kv as kvs
 from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import several
 from continuum_connector.tools.checks.line import size as text_of
-from continuum_connector.tools.checks.machine import see_vllm, this_machine
-from continuum_connector.tools.checks.plan import UsageError, as_vllm_reads, planned
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.tools.checks.machine import VllmSeen, this_machine
+from continuum_connector.tools.checks.plan import as_vllm_reads, planned
 from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
 
 GIB = 2**30
@@ -178,15 +178,12 @@ class Place:
 def of_server(command: list[str], model: str, load: Load, place: Place, has_disk: bool) -> Place:
     """The place, with what vLLM says of this server's KV; without a vLLM here, with what
     config.json proves."""
-    try:
-        plan, environ = planned(command, model)
-    except UsageError as error:
-        raise ToldError(str(error)) from None
+    plan, environ = planned(command, model)
     if plan.why_no_server:
         raise ToldError(f"{plan.why_no_server}; paste all of `vllm serve MODEL ...`")
     machine = this_machine(environ)
     with looking():
-        seen = see_vllm(machine, (KV, *plan.words))
+        seen = machine.see("vllm", VllmSeen, KV, *plan.words)
     plan = as_vllm_reads(plan, seen.options, environ)
     if plan.unknown:
         shown = ", ".join(plan.unknown)[:200]

@@ -3,18 +3,16 @@ are shown as they are."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from typer.core import TyperGroup
 
-from continuum_connector.errors import shown
-from continuum_connector.tools.analysis.source import SourceError
+from continuum_connector.errors import ToldError, shown
 from continuum_connector.tools.cli import ending
 
 # typer has its own copy of click since 0.2x, and does not export the class.
@@ -58,7 +56,7 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:  # typer would call it a failure
             raise typer.Exit(ending.DONE) from None
-        except (ending.ToldError, SourceError) as error:
+        except ToldError as error:
             ending.tell(f"{ctx.command_path} {ctx.invoked_subcommand}", str(error))
             raise typer.Exit(ending.FAILED) from None
 
@@ -76,15 +74,9 @@ def terminal(**options: Any) -> Console:
     return Terminal(**{"highlight": False, "emoji": False, **options})
 
 
-@contextlib.contextmanager
-def looking() -> Iterator[None]:
-    """Say on a terminal what takes so long."""
-    console = terminal(stderr=True)
-    shows = console.is_terminal
-    with (
-        console.status("looking at vLLM, driver and machine") if shows else contextlib.nullcontext()
-    ):
-        yield
+def looking() -> Status:
+    """Says on a terminal what takes so long."""
+    return terminal(stderr=True).status("looking at vLLM, driver and machine")
 
 
 def name(text: str) -> str:

@@ -20,10 +20,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from continuum_connector.errors import shown
+from continuum_connector.errors import ToldError, shown
 from continuum_connector.sizes import size
-from continuum_connector.tools.analysis.words import seconds
-from continuum_connector.tools.cli.server import CommandError, Scrape, Server
+from continuum_connector.tools.analysis.words import ratio, seconds
+from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.terminal import name, terminal
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
@@ -65,7 +65,7 @@ def top(
         for wait_s in (0.0, interval):
             _look(watch, wait_s)
             if watch.trouble:
-                raise CommandError(watch.trouble)
+                raise ToldError(watch.trouble)
         console.print(screen(watch.url, watch.shown, ""))
         return
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -94,8 +94,8 @@ class Watch:
         try:
             scrape = Scrape.parse(self._server.exposition(), now)
             if not any(name.startswith("continuum:") for name in scrape.samples):
-                raise CommandError(NO_CONNECTOR)
-        except CommandError as error:
+                raise ToldError(NO_CONNECTOR)
+        except ToldError as error:
             at, since = self._gone_at = self._gone_at or (wall, now)
             self.trouble = shown(str(error))
             self.gone = f"So since {at}, for {now - since:.0f} s by now; asking again."
@@ -189,7 +189,7 @@ def _dram(now: Scrape, added: Scrape, num_engines: int) -> Facts:
         return ["[dim]no tier: the log says why; CONTINUUM_DRAM_BYTES sets its size[/]"]
     capacity = now.total("continuum:dram_capacity_blocks")
     wanted = now.total("continuum:dram_wanted_blocks")
-    used = _share(now.total("continuum:dram_blocks"), capacity)
+    used = ratio(now.total("continuum:dram_blocks"), capacity)
     writing = now.total("continuum:dram_blocks", state="writing")
     without = now.each("continuum:tier_up").count(0.0)
     grows = f" of {wanted:,.0f} blocks wanted" if capacity < wanted else " blocks"
@@ -209,7 +209,7 @@ def _disk(now: Scrape, added: Scrape, num_engines: int) -> Facts:
     down = now.each("continuum:disk_up").count(0.0)
     if down >= num_engines:
         return ["[yellow]none yet, or it was given up: the server's log says which, and why[/]"]
-    used = _share(now.total("continuum:disk_blocks"), now.total("continuum:disk_capacity_blocks"))
+    used = ratio(now.total("continuum:disk_blocks"), now.total("continuum:disk_capacity_blocks"))
     budget = min(now.each("continuum:disk_budget_fill"), default=0.0)  # what is left of a day's
     silent = max(now.each("continuum:disk_oldest_op_seconds"), default=0.0)
     failures = now.by("continuum:disk_failures_total", "reason")
@@ -297,7 +297,7 @@ def _gate(now: Scrape) -> Facts:
     let_in = _most(now.by("continuum:gate_opened_total", "because"))
     if not (under_way or held or let_in):
         return []
-    wanted = _share(now.total("continuum:working_set_blocks"), now.total("continuum:vram_blocks"))
+    wanted = ratio(now.total("continuum:working_set_blocks"), now.total("continuum:vram_blocks"))
     wants = f"want {_percent(wanted)} of VRAM a cycle"
     why = (f"{name(reason)} {num:,.0f}" for reason, num in let_in)
     return [f"{under_way:,.0f} under way", wants, f"{held:,.0f} held", *why]
@@ -306,7 +306,7 @@ def _gate(now: Scrape) -> Facts:
 def _copies(kind: str, num_bytes: str, now: Scrape, added: Scrape) -> Facts:
     """Copies in one direction. How many were not done counts from the server's start."""
     num = added.total(f"continuum:{kind}_seconds_count")
-    mean_s = _share(added.total(f"continuum:{kind}_seconds_sum"), num)
+    mean_s = ratio(added.total(f"continuum:{kind}_seconds_sum"), num)
     settled = now.by(f"continuum:{kind}s_total", "outcome")
     bad = sum(settled.values()) - settled.get("done", 0.0)
     return [
@@ -335,10 +335,6 @@ def _worst(outcomes: Mapping[str, float]) -> Facts:
 def _most(counts: Mapping[str, float]) -> list[tuple[str, float]]:
     """Those above 0, the most frequent first."""
     return sorted(((k, n) for k, n in counts.items() if n), key=lambda one: -one[1])
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
 
 
 def _per_s(added: Scrape, metric: str, what: str) -> str:
