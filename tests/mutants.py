@@ -242,8 +242,8 @@ MUTANTS = (
     Mutant(
         "divergence: what else continues under its id hides a clock",
         "programs/program.py",
-        "        if surest > UNKNOWN or (surest and not any(kept.marks for kept in self.left.values())):\n",
-        "        if surest:\n",
+        "        if surest > UNKNOWN or (surest and not any",
+        "        if surest > 0 or (surest and not any",
         "tests/vllm/test_divergence.py",
     ),
     Mutant(
@@ -256,8 +256,8 @@ MUTANTS = (
     Mutant(
         "divergence: every prompt repeats its conversation",
         "programs/divergence.py",
-        "        if kept.is_told_again(hashes, num_tokens, tokens):\n",
-        "        if kept.marks:\n",
+        " if each[0].is_told_again(hashes, num_tokens, tokens))\n",
+        " if each[0].marks)\n",
         "tests/vllm/test_divergence.py",
     ),
     Mutant(

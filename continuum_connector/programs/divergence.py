@@ -31,8 +31,8 @@ _HASH_BYTES = 4  # kept of a block's hash: enough to say where two prompts diffe
 class Divergence:
     """Where a turn's prompt of `num_tokens` differs from that of the turn that it goes on with:
     somewhere from token `first` on, before `end`; of the first such turn that is not known.
-    `num_in_a_row`: such turns of the conversation until now, each after the other. `part`: what of the
-    request differs, "" if nobody knows. `hashes`, `parts`: of the prompt, for the next one."""
+    `num_in_a_row`: such turns of the conversation until now, each after the other. `part`: what of
+    the request differs, "" if nobody knows. `hashes`, `parts`: of the prompt, for the next one."""
 
     num_in_a_row: int
     first: int
@@ -74,11 +74,12 @@ def find(
     what the request was made of, if the middleware saw it."""
     hashes, tokens = request.block_hashes, request.prompt_token_ids
     num_tokens = request.num_prompt_tokens
-    for kept, last in islice(newest, MAX_CHAINS):
-        if kept.is_told_again(hashes, num_tokens, tokens):
-            break
-    else:
+    chains = islice(newest, MAX_CHAINS)
+    told = (each for each in chains if each[0].is_told_again(hashes, num_tokens, tokens))
+    found = next(told, None)
+    if found is None:
         return None
+    _, last = found
     first, end, number, part = 0, num_tokens, 1, ""
     if last is not None:
         block = _differs_at(last.hashes, hashes)

@@ -295,10 +295,10 @@ def test_the_price_rises_while_somebody_finds_no_room_and_falls_after() -> None:
 
 
 # --- which pins give way -------------------------------------------------------------------
-def crowded(value: float, pinned_at: int = 0, **kwargs: Any) -> AgentEngine:
+def crowded(value: float, pinned_at: int = 0, policy: str = "fcfs") -> AgentEngine:
     """p0 is pinned at `value`; `long` runs; `new`, of a younger program, wants the pin's room.
     `pinned_at`: the user's priority of p0's turn, where the others have 5."""
-    engine = pinned(80, 0, **kwargs)
+    engine = pinned(80, 0, policy=policy)
     spied(engine, value)
     engine.run_turn("a0", 400, program="p0", priority=pinned_at)
     engine.add("long", 300, program="q", seed=5, max_tokens=400, priority=5)
