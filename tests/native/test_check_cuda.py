@@ -41,12 +41,11 @@ int cuDeviceGetPCIBusId(char *out, int size, int device) {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the library is, under the names that a driver's release has."""
+    """Where the library is."""
     folder = tmp_path_factory.mktemp("libcuda")
     (folder / "fake.cpp").write_text(LIBCUDA)
-    library = folder / "libcuda.so.570.86.15"
+    library = folder / "libcuda.so.1"
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, folder / "fake.cpp"], check=True)
-    (folder / "libcuda.so.1").symlink_to(library.name)
     return folder
 
 
@@ -58,7 +57,6 @@ def ask(folder: Path, **environ: str) -> dict[str, Any]:
 def test_driver_and_gpus(folder: Path) -> None:
     assert ask(folder) == {
         "has_library": True,
-        "library": "570.86.15",
         "version": 12080,
         "gpus": [
             {"name": "NVIDIA Test", "pci_id": "0000:0a:00.0", "num_bytes": 70_000},

@@ -43,7 +43,7 @@ KV: dict[str, Any] = {
     "server": {},
 }
 H100 = {"name": "NVIDIA H100 80GB HBM3", "pci_id": GPU_ID, "num_bytes": 80 * GIB}
-CUDA = {"has_library": True, "version": 12080, "library": "570.86.15", "gpus": [H100]}
+CUDA = {"has_library": True, "version": 12080, "gpus": [H100]}
 NATIVE = {"abi": 4}
 DISK = {
     "place": "/kv",

@@ -90,7 +90,7 @@ def look_at_cuda() -> dict[str, Any]:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return {"trouble": str(error)}
-    found: dict[str, Any] = {"has_library": True, "library": _library_version()}
+    found: dict[str, Any] = {"has_library": True}
     version = ctypes.c_int()
     driver.cuDriverGetVersion(ctypes.byref(version))
     found["version"] = version.value
@@ -112,15 +112,6 @@ def look_at_cuda() -> dict[str, Any]:
         gpu = {"name": model, "pci_id": pci_id.lower(), "num_bytes": size.value}
         found["gpus"].append(gpu)
     return found
-
-
-def _library_version() -> str:
-    """The release of the mapped libcuda, read from its file name; "" if the name has none."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.rpartition(" ")[2]
-        if "/libcuda.so" in path:
-            return path.rpartition("libcuda.so.")[2] if path.count(".") > 2 else ""
-    return ""
 
 
 SIMULATOR = 2  # CKV_DRIVER_SIM in csrc/ckv.h

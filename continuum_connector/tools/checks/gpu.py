@@ -70,12 +70,8 @@ def _driver(machine: Machine, cuda: CudaSeen) -> Line:
     said = machine.text("proc/driver/nvidia/version") or ""
     module = machine.text("sys/module/nvidia/version")  # the release of the kernel's module
     if module is None:
-        module = next(iter(re.findall(r"\b\d+\.\d+(?:\.\d+)?\b", said)), "")
-    if module and cuda.library and module != cuda.library:
-        text = f"libcuda is {cuda.library}, the kernel's module {module}"
-        return error("driver", text, CURES[803])
-    release = f"driver {module or cuda.library}".rstrip()
-    text = f"{release}, CUDA {cuda.version // 1000}.{cuda.version % 1000 // 10}"
+        module = next(iter(re.findall(r"\b\d+\.\d+(?:\.\d+)?\b", said)), "of an unknown release")
+    text = f"driver {module}, CUDA {cuda.version // 1000}.{cuda.version % 1000 // 10}"
     if cuda.version < BATCH_VERSION:
         text = f"{text}: one call per copy, because it takes no batches before 12.8"
         return warning("driver", text, "a driver of release 570 or later")

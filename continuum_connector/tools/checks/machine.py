@@ -187,12 +187,10 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class CudaSeen(msgspec.Struct, frozen=True):
-    """libcuda. `version`: that of CUDA, where 12080 is 12.8. `library`: the driver's release.
-    `code`: what cuInit returned."""
+    """libcuda. `version`: that of CUDA, where 12080 is 12.8. `code`: what cuInit returned."""
 
     has_library: bool = False
     trouble: str = ""
-    library: str = ""
     version: int = 0
     code: int = 0
     gpus: tuple[Gpu, ...] = ()
