@@ -36,7 +36,7 @@ from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 # sessions are done by then (P99 916 s), and learning must not wait for ever.
 OVER_S = 900.0
 MAX_LEFT = 64  # contexts of a program; a client may send one id for all it does
-MAX_RESTING = 4  # of one that nobody has come back for: thousands are remembered
+MAX_RESTING = 4  # of one that counts as over: thousands are remembered
 
 
 class IdentitySource(enum.Enum):
@@ -178,7 +178,7 @@ class Program:
                 del self.diverged[at]
 
     def rest(self) -> None:
-        """Nobody has come for long: of what its turns left only the newest is known again."""
+        """It counts as over: of what its turns left only the newest is known again."""
         for at in list(self.left)[:-MAX_RESTING]:
             del self.left[at]
 

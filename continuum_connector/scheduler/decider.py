@@ -198,7 +198,8 @@ class Decider:
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
         self.away.ended(program.key, now)
-        program.rest()
+        if not program.num_active:  # else other conversations of its id go on
+            program.rest()
         num_new = program.counts(num_turns)
         # A single request without a name that no turn followed is a question, not a program.
         # Counting such chats would hide how many turns the agents' programs have.

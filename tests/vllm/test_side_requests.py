@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from bench.common.known_costs import know
+from continuum_connector.programs.program import MAX_RESTING, OVER_S
 from continuum_connector.scheduler.pins import PinEnd
 from continuum_connector.toolcalls.asked import Asked, Ending
 from tests.vllm.harness import Engine, prompt
@@ -220,3 +221,28 @@ def test_a_last_turn_ends_its_own_conversation_alone() -> None:
     assert turn(engine, "a2", engine.next_prompt("a", 16), "app") >= 304
     turn(engine, "b3", engine.next_prompt("b2", 16), "app")
     assert engine.cached["b3"][1] <= 32, "it left DRAM first"
+
+
+# --- how many contexts of a program are remembered --------------------------------------------
+@pytest.mark.parametrize("ends_by", ["silence", "final", "final beside another"])
+def test_a_program_that_is_over_keeps_its_newest_contexts(ends_by: str) -> None:
+    engine = ours(200, 200)
+    for number in range(MAX_RESTING + 3):
+        turn(engine, f"side{number}", prompt(70, seed=number), "app")
+    program = engine.connector.side.programs.get("job:app")
+    assert len(program.left) == MAX_RESTING + 3
+    if ends_by == "silence":
+        engine.clock.advance(OVER_S + 1.0)
+        turn(engine, "foreign", prompt(70, seed=90), "other")  # whose steps look for the silent
+        assert len(program.left) == MAX_RESTING
+        return
+    if ends_by == "final beside another":
+        engine.add("other", prompt(70, seed=50), 200, program="app")
+        for _ in range(3):
+            engine.step()
+    # A last turn must continue what its program's last turn left.
+    tokens = engine.next_prompt(f"side{MAX_RESTING + 2}", 20)
+    engine.add("last", tokens, 6, program="app", final=True)
+    engine.run_until_idle(until=lambda: "last" in engine.finish_reasons)
+    is_alone = ends_by == "final"
+    assert len(program.left) == (MAX_RESTING if is_alone else MAX_RESTING + 3)
