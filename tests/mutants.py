@@ -256,8 +256,8 @@ MUTANTS = (
     Mutant(
         "divergence: every prompt repeats its conversation",
         "programs/divergence.py",
-        " if each[0].is_told_again(hashes, num_tokens, tokens))\n",
-        " if each[0].marks)\n",
+        "        if kept.is_told_again(hashes, num_tokens, tokens):\n",
+        "        if kept.marks:\n",
         "tests/vllm/test_divergence.py",
     ),
     Mutant(

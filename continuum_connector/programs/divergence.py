@@ -74,12 +74,15 @@ def find(
     what the request was made of, if the middleware saw it."""
     hashes, tokens = request.block_hashes, request.prompt_token_ids
     num_tokens = request.num_prompt_tokens
-    chains = islice(newest, MAX_CHAINS)
-    told = (each for each in chains if each[0].is_told_again(hashes, num_tokens, tokens))
-    found = next(told, None)
-    if found is None:
-        return None
-    _, last = found
+    for kept, last in islice(newest, MAX_CHAINS):
+        if kept.is_told_again(hashes, num_tokens, tokens):
+            return _after(last, hashes, num_tokens, block_size, parts)
+    return None
+
+
+def _after(
+    last: Divergence | None, hashes: Sequence[bytes], num_tokens: int, block_size: int, parts: str
+) -> Divergence:
     first, end, number, part = 0, num_tokens, 1, ""
     if last is not None:
         block = _differs_at(last.hashes, hashes)

@@ -43,8 +43,8 @@ class LivePin:
     """A program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
 
     `kept`: its chain, by which we see which turn continues it. `priority`: the user's, of the
-    turn's request; the lower, the more urgent. From `asked_from` on only the
-    client's request keeps the pin (`is_wish`), so it gives way first.
+    turn's request; the lower, the more urgent. From `asked_from` on only the client's request keeps
+    the pin (`is_wish`), so it gives way first.
     """
 
     program: str
