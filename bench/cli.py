@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.cli import ending
-from continuum_connector.tools.cli.ending import ToldError
 
 MOST = 10**9  # of anything that a command line counts
 

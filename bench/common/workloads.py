@@ -19,8 +19,8 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from bench.common.plans import Added
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.analysis import foreign
-from continuum_connector.tools.cli.ending import ToldError
 
 SHARED, ANSWER, WINDOW_S, TOOL_S = 80, 20, 45.0, 0.5
 TOOL_TOKENS = (1728, 1589, 2556, 1409, 2825, 2014, 840)  # what each tool call returned

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from bench.copy_engine.machine import Machine
+from continuum_connector.errors import ToldError
 from continuum_connector.messages import BlockIds
-from continuum_connector.tools.cli.ending import ToldError
 from continuum_connector.worker import abi
 from continuum_connector.worker.engine import Direction, Region
 from continuum_connector.worker.layout import Layout

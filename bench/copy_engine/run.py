@@ -25,8 +25,7 @@ from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
 from bench.copy_engine.submit import measure_submit
 from bench.markers import rewrite
-from continuum_connector.errors import TransferError
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError, TransferError
 
 README = Path(__file__).with_name("README.md")
 

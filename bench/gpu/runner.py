@@ -21,7 +21,7 @@ from bench.gpu.steps import Ended, Step, Verdict, filled
 from bench.serve.record import versions
 from bench.serve.rivals import FOLDER
 from bench.serve.server import end_group, spawn
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 REPO = Path(__file__).resolve().parents[2]
 FILE = "gpu.json"

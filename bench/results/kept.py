@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 FOLDER = Path(__file__).parent
 Cell = str | float | None

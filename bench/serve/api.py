@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # statuses that may pass
 CONNECT_S = 30.0

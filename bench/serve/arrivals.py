@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.cli import regular
 from bench.common.workloads import poisson
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 MOST, MOST_AT_ONCE = 10_000_000, 100_000  # programs
 

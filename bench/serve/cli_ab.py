@@ -26,9 +26,8 @@ from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
 from continuum_connector.config import POLICIES
-from continuum_connector.errors import ConfigError
+from continuum_connector.errors import ConfigError, ToldError
 from continuum_connector.sizes import parse_bytes
-from continuum_connector.tools.cli.ending import ToldError
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 

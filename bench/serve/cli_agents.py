@@ -13,7 +13,7 @@ from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run, State, Turn
 from bench.serve.session import Manner, measure
 from bench.serve.token_ids import Tokens
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 from continuum_connector.tools.cli.server import Server
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal

@@ -15,7 +15,7 @@ from bench.serve.api import Api
 from bench.serve.load import Driver, Load
 from bench.serve.record import RunFolder
 from bench.serve.results import Turn
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 OnTurn = Callable[[Turn], None]
 

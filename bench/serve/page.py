@@ -21,7 +21,7 @@ from bench.serve.points import Point, Reported, read
 from bench.serve.results import Loaded
 from bench.serve.stats import MIN_REPEATS, Ratio
 from bench.serve.summary import BY_KEY
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 BUSY = 2.0  # processes that want to run, per core: more is someone else's work
 MOST_NAMED = 4  # arms in the heading

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bench.common.plans import Added, ProgramPlan, grown
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 
 class WorkloadError(ToldError):

@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from bench.serve.metrics import Metrics, delta, parse_metrics
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 RUNS = "runs"
 RUN, TURNS, PROGRAMS = "run.json", "turns.jsonl", "programs.jsonl"

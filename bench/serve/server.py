@@ -31,7 +31,7 @@ from typing import Any, BinaryIO, Self
 from bench.cache import CACHE
 from bench.serve.metrics import Metrics, parse_metrics, total
 from bench.serve.package import python_path
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 LOGS = CACHE / "logs"
 SERVED_NAME = "tiny"

@@ -24,7 +24,7 @@ from bench.sim.arms import ARMS
 from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
 from bench.sim.job import Job, Plain, Result
 from bench.sim.workloads.registry import RECORDED, WORKLOADS, at_rate
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 
 class UserError(ToldError):

@@ -28,7 +28,7 @@ from bench.sim.job import Result
 from bench.sim.matrix import options, ran
 from bench.sim.provenance import versions
 from bench.sim.result import RunRecord
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 FROZEN = PATH.with_name("frozen.json")
 ARMS = "adaptive,fixed_ttl,continuum"

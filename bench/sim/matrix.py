@@ -32,8 +32,7 @@ from bench.sim.pair import FIRST_TTFT
 from bench.sim.provenance import code_mark, versions
 from bench.sim.result import RunRecord
 from bench.sim.verdict import Verdict, percentile, verdict
-from continuum_connector.errors import shown
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError, shown
 
 PAGE = PATH.with_name("MATRIX.md")
 

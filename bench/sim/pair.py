@@ -19,7 +19,7 @@ from bench.cli import start, teaching_parser
 from bench.sim import store
 from bench.sim.result import RunRecord
 from bench.sim.verdict import percentile
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 FIRST_TTFT = "first_ttft_p95_s"  # in a record's `extra`
 

@@ -30,7 +30,7 @@ from bench.sim import store
 from bench.sim.cells import PATH, Cell, load_matrix
 from bench.sim.job import Result
 from bench.sim.matrix import job
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 KEPT, PAGE = PATH.with_name("parts.json"), PATH.with_name("PARTS.md")
 README = PATH.parents[2] / "README.md"

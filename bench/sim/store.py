@@ -12,7 +12,7 @@ import msgspec
 
 from bench.sim.job import Line, Result, Start
 from continuum_connector import files
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 _DECODER = msgspec.json.Decoder(Line)
 

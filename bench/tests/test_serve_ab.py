@@ -26,7 +26,7 @@ from bench.serve.results import ResultError
 from bench.serve.router import Router
 from bench.serve.server import ServerError, ServerOptions
 from bench.tests.fake_server import FakeApi, Trouble, fake_server
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 SMALL = Uniform("small", "p", (Added(60, 4), Added(40, 4)), 0, Defaults("turns", programs=3))
 KV_BYTES = 2 * 2 * 4 * 8 * 4

@@ -23,7 +23,7 @@ from bench.serve.commands import app
 from bench.serve.rivals import LmcacheServer
 from bench.serve.server import ServerError, end_group
 from continuum_connector.config import load_config
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 
 def install(folder: Path, *requirements: str) -> None:

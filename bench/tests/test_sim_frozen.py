@@ -15,7 +15,7 @@ from bench.sim.frozen import ARMS, SEEDS, Frozen, Run, compare, read, run_of, ta
 from bench.sim.job import Result
 from bench.sim.matrix import arms_of, job
 from bench.tests.test_sim_matrix import record
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 CELL = load_matrix().cells[0]
 

@@ -21,7 +21,7 @@ from bench.sim.result import RunRecord
 from bench.sim.store import Store
 from bench.sim.verdict import Verdict, verdict
 from bench.sim.workloads.eight_turns import eight_turns
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 MATRIX = load_matrix()
 CELLS = {cell.name: cell for cell in MATRIX.cells}

@@ -19,7 +19,7 @@ from bench.sim.matrix import job
 from bench.sim.parts import front, keep, page, read, regime
 from bench.sim.store import Store
 from bench.tests.test_sim_matrix import record
-from continuum_connector.tools.cli.ending import ToldError
+from continuum_connector.errors import ToldError
 
 CELLS = {cell.name: cell for cell in load_matrix().cells}
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from continuum_connector.errors import ToldError as ToldError
-from continuum_connector.errors import shown
+from continuum_connector.errors import ToldError, shown
 
 DONE = 0
 FAILED = 1  # because of an input, a file or a server: the sentence says which
