@@ -19,17 +19,16 @@ from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
 from continuum_connector.policy.hinted import Hinted
 from continuum_connector.policy.registry import make_policy
-from continuum_connector.scheduler.away import Away
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
-from continuum_connector.scheduler.scheduler import Parts, SchedulerSide
+from continuum_connector.scheduler.scheduler import SchedulerSide
 from continuum_connector.scheduler.tiers.make import DiskPlan, DramPlan, make_tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
-from continuum_connector.scheduler.turns import StopStrings
+from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
-from continuum_connector.toolcalls.reader import BackgroundTokenizer, ToolReader
+from continuum_connector.toolcalls.reader import BackgroundTokenizer, StopStrings, ToolReader
 from continuum_connector.vllm import (
     compat,
     coordinator,
@@ -128,7 +127,8 @@ def scheduler_side(
     trace = _trace(config, vllm_config, groups.scheduler_size, memory.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
     stock = coordinator.stock_beside(pool, found, groups)
-    parts = Parts(
+    return SchedulerSide(
+        config,
         decider=decider,
         pool=pool,
         groups=groups,
@@ -143,7 +143,6 @@ def scheduler_side(
         is_vram_empty=functools.partial(resets.is_empty, pool),
         pop_blocks=coordinator.popper(found, groups) if served.is_alone(vllm_config) else None,
     )
-    return SchedulerSide(config, parts)
 
 
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any, found: Any) -> KvGroups:

@@ -45,7 +45,7 @@ class Mutant(NamedTuple):
 MUTANTS = (
     Mutant(
         "pins: one that has expired is kept",
-        "scheduler/retention.py",
+        "scheduler/pins.py",
         "            if pin.deadline > now:\n",
         "            if pin.deadline > now - 1.0:\n",
         "tests/vllm/test_pins.py",
@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     Mutant(
         "disk: who is done takes what others share",
-        "scheduler/tiers/on_disk/shelves.py",
+        "scheduler/tiers/on_disk/index.py",
         "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",
         "",
         "tests/vllm/test_disk.py",
@@ -101,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         "below: who waits for what comes up is admitted without",
-        "scheduler/waits/from_below.py",
+        "scheduler/waits.py",
         "        turn.set_awaits_below(self._below.awaits(turn.request_id, now))\n",
         "        turn.set_awaits_below(False)\n",
         "tests/vllm/test_below.py",
@@ -115,7 +115,7 @@ MUTANTS = (
     ),
     Mutant(
         "pins: who calls a tool is taken for one that only asked",
-        "scheduler/away.py",
+        "scheduler/turns.py",
         "        return gap is not None and gap.asked.ending is not Ending.CALLS\n",
         "        return gap is not None\n",
         "tests/vllm/test_decider.py",
@@ -206,14 +206,14 @@ MUTANTS = (
     ),
     Mutant(
         "copies: one rank's word is enough",
-        "scheduler/tiers/transfers.py",
+        "scheduler/tiers/traffic.py",
         "            if transfer.outcome.num_ranks == self._world_size:\n",
         "            if transfer.outcome.num_ranks >= 1:\n",
         "tests/unit/test_transfers.py",
     ),
     Mutant(
         "copies: a failed one is done",
-        "scheduler/tiers/transfers.py",
+        "scheduler/tiers/traffic.py",
         "            done = outcome.num_failed == 0\n",
         "            done = True\n",
         "tests/vllm/test_tier_failures.py",

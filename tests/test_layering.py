@@ -103,17 +103,22 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "costs": set(),
     "forecast": {"toolcalls"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
-    "scheduler/holds": set(),
-    "scheduler/kv_groups": {"scheduler/holds"},
-    "scheduler/tiers": {"messages", "observe/account", "scheduler/holds", "scheduler/kv_groups"},
+    "scheduler/found": set(),
+    "scheduler/holds": {"messages"},
+    "scheduler/kv_groups": {"messages"},
+    "scheduler/tiers": {
+        *("messages", "observe/account"),
+        *("scheduler/found", "scheduler/holds", "scheduler/kv_groups"),
+    },
     "scheduler/tiers/on_disk": {
-        *("messages", "observe/account", "scheduler/kv_groups", "scheduler/tiers"),
+        *("messages", "observe/account"),
+        *("scheduler/found", "scheduler/kv_groups", "scheduler/tiers"),
     },
     "scheduler/tiers/make": {
         *("observe/account", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/on_disk"),
     },
     "scheduler": {
-        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
+        *("scheduler/found", "scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
         *("observe/account", "observe/metric_table"),
     },
@@ -324,13 +329,13 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
         for name, tree in outside.items()
     }
     assert asked.pop("build.py") <= {"make", "traffic"}
-    assert set().union(*asked.values()) == {"base", "traffic", "transfers"}
+    assert set().union(*asked.values()) == {"base", "traffic"}
     named = re.compile(r"DramTier|tier\.names\[|len\(\S*tier\.names")
     assert [name for name in outside if named.search(FILES[name].read_text())] == []
 
 
 def test_the_core_knows_of_no_disk() -> None:
-    """The scheduler half says what it wants of any memory below DRAM (below.py). Only make.py knows
+    """The scheduler half says what it wants of any memory below DRAM (Below). Only make.py knows
     that it is a disk; by name one may be metrics, records of the trace, fields of messages."""
     own = ("scheduler/tiers/on_disk/", "scheduler/tiers/make.py")
     core = [n for n in FILES if n.startswith("scheduler/") and not n.startswith(own)]
@@ -344,7 +349,7 @@ def test_the_core_knows_of_no_disk() -> None:
 
 def test_the_contract_of_a_tier_is_what_is_asked_of_it() -> None:
     """No more is asked than base.py promises, and nothing promised that nobody asks for."""
-    [contract] = (n for n in TREES["scheduler/tiers/base.py"].body if isinstance(n, ast.ClassDef))
+    contract = next(n for n in TREES["scheduler/tiers/base.py"].body if isinstance(n, ast.ClassDef))
     promised = {f.name for f in functions(contract)}
     promised |= {n.target.id for n in contract.body if isinstance(n, ast.AnnAssign)}
     outside = "".join(p.read_text() for name, p in FILES.items() if "tiers/" not in name)

@@ -23,11 +23,9 @@ from continuum_connector.policy.base import (
 )
 from continuum_connector.policy.hinted import Hinted
 from continuum_connector.programs.program import IdentitySource, Program, ProgramTable
-from continuum_connector.scheduler.away import Absence, Away
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.pins import LivePin
-from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
-from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
+from continuum_connector.scheduler.tiers.traffic import Kind, Transfer, TransferState
+from continuum_connector.scheduler.turns import Absence, Away, LivePin, Turn, TurnEnd, Turns
 from continuum_connector.toolcalls.asked import CUT, UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 

@@ -25,12 +25,11 @@ from continuum_connector.policy.hinted import without_end, without_pin
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import BlockPool, num_usable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.pins import Retention
 from continuum_connector.scheduler.records import Records
-from continuum_connector.scheduler.retention import Retention
 from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.turns import Turn, TurnEnd, Turns
-from continuum_connector.scheduler.waits.bus import Bus
+from continuum_connector.scheduler.turns import PinEnd, Turn, TurnEnd, Turns
+from continuum_connector.scheduler.waits import Bus
 
 
 class Decisions:
@@ -69,7 +68,7 @@ class Decisions:
         if stores(choice.decision) and not self._tier.store(key, blocks, now, request):
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
-        num_lent = self._tier.loans.end(key, request.request_id)
+        num_lent = self._tier.end_loan(key, request.request_id)
         if num_lent and not (stores(choice.decision) or finished.is_last):
             # Some of the chain lent to this turn has left DRAM, because the turn was to store it
             # anew. But its client went away, and may ask again, or it is not worth a store of its

@@ -7,22 +7,13 @@ reference for all our holds, because calling the pool would double the time to t
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from continuum_connector.errors import InvariantError
-
-Ids = npt.NDArray[np.int32]  # numbers of blocks
-_NUMBER = operator.attrgetter("block_id")
-
-
-def ids_of(blocks: Sequence[Any]) -> Ids:
-    """The numbers of these blocks; in C, because there may be thousands."""
-    return np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks))
+from continuum_connector.messages import BlockIds, ids_of
 
 
 class Block(Protocol):
@@ -56,7 +47,7 @@ class Hold:
 
     __slots__ = ("blocks", "ids", "released")
 
-    def __init__(self, blocks: Sequence[Any], ids: Ids) -> None:
+    def __init__(self, blocks: Sequence[Any], ids: BlockIds) -> None:
         self.blocks = tuple(blocks)
         self.ids = ids
         self.released = False
@@ -77,7 +68,7 @@ class HoldTable:
         self.num_holds = 0
         self.num_blocks = 0  # distinct blocks with at least one of our references
 
-    def take(self, blocks: Sequence[Any], ids: Ids | None = None) -> Hold:
+    def take(self, blocks: Sequence[Any], ids: BlockIds | None = None) -> Hold:
         """Keep `blocks`, whose numbers are `ids`, alive until `release`. Cost grows with the
         number of blocks."""
         hold = Hold(blocks, ids_of(blocks) if ids is None else ids)
@@ -155,7 +146,7 @@ class HoldTable:
             )
 
 
-def _become(refs: Any, ids: Ids, change: int, number: int) -> Any:
+def _become(refs: Any, ids: BlockIds, change: int, number: int) -> Any:
     """Change the references of these distinct blocks; return the places in `ids` of the blocks
     that have exactly `number` afterwards."""
     changed = refs[ids] + change

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from continuum_connector.scheduler.holds import Ids, ids_of
+from continuum_connector.messages import BlockIds, ids_of
 
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
 _KEY = operator.attrgetter("block_hash")
@@ -82,7 +82,7 @@ class ChainBlocks:
 
     blocks: tuple[Any, ...]
     ends: Sequence[int]
-    ids: Ids
+    ids: BlockIds
     keys: tuple[Key, ...]
 
     @classmethod

@@ -1,95 +1,29 @@
-"""PinTable: held turns, their deadlines, and why each one ended.
+"""Retention: the life of a pin, from the decision to its one end. PinTable: the pins that live.
 
-A pin is a preference, never a lock (law 1): it has a deadline and an owner, and the
-cheapest gives way first when a request needs the room.
+A pin is a preference, never a lock (law 1): it has a deadline and an owner, and the cheapest gives
+way first when a request needs the room. Retention owns the table and the pins' holds. All pins
+begin and end there, so that blocks, metrics, trace, queue order and the next wake-up always follow.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
 import math
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Iterator, Sequence
+from operator import itemgetter
+from typing import Any
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.policy.base import After
-from continuum_connector.programs.kept import Kept
-from continuum_connector.scheduler.holds import Hold
+from continuum_connector.policy.base import Pin
+from continuum_connector.programs.kept import TO_ITS_END, UNKNOWN
+from continuum_connector.programs.program import MAX_LEFT, Program
+from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.lazy_heap import LazyHeap
-
-if TYPE_CHECKING:
-    from continuum_connector.scheduler.turns import Turn
-
-
-class PinEnd(enum.Enum):
-    """Each pin ends with exactly one cause."""
-
-    RETURNED = "returned"  # the program's next turn took the blocks over
-    EXPIRED = "expired"  # the tool call took longer than the TTL
-    PRESSURE = "pressure"  # a request needed the room, or the budget was full
-    SUPERSEDED = "superseded"  # a turn that continues its chain ended; or too many newer pins
-    PROGRAM_DONE = "program_done"  # the program's last turn ended
-    RESET = "reset"  # the prefix cache was reset
-    SWITCHED_OFF = "switched_off"  # an operator switched the connector off
-    SHUTDOWN = "shutdown"  # the server stopped
-
-
-@dataclass(eq=False)
-class LivePin:
-    """A program's finished turn, kept in VRAM until `deadline` (monotonic seconds).
-
-    `kept`: its chain, by which we see which turn continues it. `priority`: the user's, of the
-    turn's request; the lower, the more urgent. From `asked_from` on only the client's request keeps
-    the pin (`is_wish`), so it gives way first.
-    """
-
-    program: str
-    hold: Hold
-    blocks: ChainBlocks
-    started: float
-    deadline: float
-    then: After
-    rank: tuple[float, float]  # under pressure the lowest goes first
-    kept: Kept
-    priority: int = 0
-    asked_from: float = math.inf
-    is_wish: bool = False
-    waiting: OrderedDict[Turn, None] = field(default_factory=OrderedDict)  # that are back for it
-    ended: PinEnd | None = None
-    value: float = field(init=False)  # worth when it was made; `rank` may have aged since
-
-    def __post_init__(self) -> None:
-        self.value = self.rank[0]
-
-    @property
-    def is_returning(self) -> bool:
-        return bool(self.waiting)
-
-    @property
-    def first_waiting(self) -> Turn | None:
-        """The turn that has this pin's place in the queue: the first of those that came back.
-
-        Only one has it, because the first one admitted takes the pin, and thousands may have come.
-        """
-        return next(iter(self.waiting), None)
-
-    def leads(self, turn: Turn) -> bool:
-        """Whether the pin gives this turn its head start in the queue. Only the first turn that is
-        back for it has that, and none if the pin is only a client's wish."""
-        return not self.is_wish and self.first_waiting is turn
-
-    @property
-    def is_hinted(self) -> bool:
-        """Whether the pin will last longer than the policy wanted, or does already."""
-        return self.asked_from < self.deadline
-
-    @property
-    def next_change(self) -> float:
-        return self.deadline if self.is_wish else min(self.asked_from, self.deadline)
+from continuum_connector.scheduler.queue import Queues
+from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.turns import LivePin, PinEnd, State, Turn
 
 
 class PinTable:
@@ -131,7 +65,7 @@ class PinTable:
         pins.remove(pin)
         if not pins:
             del self._of_program[pin.program]
-        pin.ended = cause
+        pin.end(cause)
         self._by_deadline.discard(pin)
         self._by_rank.discard(pin)
 
@@ -147,12 +81,12 @@ class PinTable:
 
     def make_wish(self, pin: LivePin) -> None:
         """From now on only its client wants the pin: it gives way before all that are no wish."""
-        pin.is_wish = True
-        self.revalue(pin, -math.inf)
+        pin.make_wish()
+        self._queue(pin)
 
     def revalue(self, pin: LivePin, value: float) -> None:
         """Give the pin a new worth; -inf: it is only a client's wish."""
-        pin.rank = (value, pin.rank[1])
+        pin.revalue(value)
         self._queue(pin)
 
     def least_recent(self, number: int) -> list[LivePin]:
@@ -205,3 +139,188 @@ class PinTable:
             self._by_deadline.push((pin.next_change,), pin)
         is_last = is_returning and not pin.is_wish
         self._by_rank.push((float(is_last), *pin.rank), pin)
+
+
+class Retention:
+    """Begins and ends pins. `holds`: the table of the pins' holds. `budget`: how many VRAM blocks
+    pins may keep. `queues`: where turns wait, whose order depends on live pins. `waker.set` is told
+    the next deadline."""
+
+    def __init__(
+        self,
+        holds: HoldTable,
+        budget: float,
+        max_ttl_s: float,
+        records: Records,
+        queues: Queues,
+        waker: Any,
+    ) -> None:
+        self.pins = PinTable()
+        self.holds = holds
+        self.budget = budget
+        self.num_hinted_blocks = 0  # in pins that last longer than the policy wanted, or will
+        self.num_wish_blocks = 0  # in those of them that already last longer
+        self._max_ttl_s = max_ttl_s
+        self._records = records
+        self._queues = queues
+        self._waker = waker
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the pins hold."""
+        return self.holds.num_blocks
+
+    # --- begin ------------------------------------------------------------------------
+    def begin(
+        self,
+        decision: Pin,
+        program: Program,
+        request: Any,
+        blocks: ChainBlocks,
+        now: float,
+    ) -> None:
+        """Pin a finished turn's `blocks`; this supersedes those of the program's pins that the turn
+        continues.
+
+        `request`: the turn's; `program.kept` is what it left. Pins above the budget give way,
+        cheapest first.
+        """
+        hold = self.holds.take(blocks.blocks, blocks.ids)
+        self.supersede(request, program, PinEnd.SUPERSEDED, now)
+        for old in self.pins.of(program.key)[: -MAX_LEFT + 1]:
+            self._end(old, PinEnd.SUPERSEDED, now)
+        pin = LivePin(
+            program=program.key,
+            hold=hold,
+            blocks=blocks,
+            started=now,
+            deadline=now + min(decision.ttl_s, self._max_ttl_s),
+            then=decision.then,
+            rank=(decision.value, -program.arrival),
+            kept=program.kept,
+            priority=request.priority,
+            asked_from=now + decision.asked_from_s,
+        )
+        self.pins.add(pin)
+        self.num_hinted_blocks += len(pin.blocks) if pin.is_hinted else 0
+        if pin.asked_from <= now:
+            self._make_wish(pin)
+        self._records.pin_began()
+        while self.num_blocks > self.budget:
+            self.give_up_cheapest(now)
+        self._changed(pin)
+
+    # --- the next turn comes back -------------------------------------------------------
+    def expect(self, turn: Turn, hashes: Sequence[bytes]) -> bool:
+        """A turn with those block hashes arrived. If it continues a pinned chain, the pin waits for
+        it and cannot expire meanwhile. Returns whether one does.
+
+        A turn that continues no pinned chain changes no pin: it may be a side request, a fork or
+        another conversation under the same name. So after a compaction the old pin expires, as if
+        its program had not come back.
+        """
+        pins = [(pin.kept.continued(hashes), pin) for pin in self.pins.of(turn.program.key)]
+        surest, pin = max(reversed(pins), key=itemgetter(0), default=(0, None))
+        if pin is None or surest <= UNKNOWN:
+            return False
+        self.pins.expect(pin, turn)
+        turn.set_pin(pin)
+        self._waker.set(self.pins.next_deadline())
+        return True
+
+    def hand_over(self, turn: Turn, now: float) -> None:
+        """The turn owns the blocks itself now, so the pin that waited for it ends.
+
+        The turn may continue only the first part of a pinned chain, because its client has cleared
+        a result or never keeps the last message. Its program has come back for that pin, too; but
+        the rest may be another context's, so the pin stays, and gives way first.
+        """
+        if (awaited := turn.pin) is not None:
+            self._end(awaited, PinEnd.RETURNED, now)
+            turn.take_over(awaited.blocks)
+        for pin in self.pins.of(turn.program.key):
+            if pin.started == turn.since and not pin.is_returning:
+                self.pins.revalue(pin, min(pin.rank[0], 0.0))
+
+    def unexpect(self, turn: Turn) -> None:
+        """The turn went away before it took its pin over: the deadline counts again."""
+        if (pin := turn.pin) is not None:
+            self.pins.unexpect(pin, turn)
+            self._changed(pin)
+
+    # --- end --------------------------------------------------------------------------
+    def supersede(self, request: Any, program: Program, cause: PinEnd, now: float) -> None:
+        """The turn of this request ended: end those of its program's pins that it continues to
+        their end."""
+        hashes = request.block_hashes
+        for pin in self.pins.of(program.key):
+            if pin.kept.continued(hashes) == TO_ITS_END:
+                self._end(pin, cause, now)
+
+    def end_all(self, cause: PinEnd, now: float) -> None:
+        for pin in self.pins:
+            self._end(pin, cause, now)
+
+    def end_program(self, program: str, now: float) -> None:
+        """The program is over: end its pins, except those that a turn came back for."""
+        for pin in self.pins.of(program):
+            if not pin.is_returning:
+                self._end(pin, PinEnd.PROGRAM_DONE, now)
+
+    def expire(self, now: float, before: Callable[[LivePin], None]) -> None:
+        """End the pins that are due; `before` is called with each while it still holds its blocks.
+
+        If the client wants a pin for longer than the policy does, the pin stays as a wish.
+        """
+        if self.pins.next_deadline() > now:
+            return
+        for pin in self.pins.due(now):
+            if pin.deadline > now:
+                self._make_wish(pin)
+                self._changed(pin)
+                continue
+            before(pin)
+            self._end(pin, PinEnd.EXPIRED, now)
+
+    # --- pressure ---------------------------------------------------------------------
+    def give_up_cheapest(self, now: float) -> bool:
+        """End the pin that gives way first; False if there is none."""
+        pins = self.pins.cheapest_first()
+        cheapest = next(pins, None)
+        pins.close()
+        if cheapest is None:
+            return False
+        self._end(cheapest, PinEnd.PRESSURE, now)
+        return True
+
+    def gave_way(self, pin: LivePin, now: float) -> None:
+        """An allocation took the blocks that the pin gave up on trial: complete the pin's end."""
+        self.holds.settle_trial(pin.hold)
+        self._note_end(pin, PinEnd.PRESSURE, now)
+
+    # --- parts ------------------------------------------------------------------------
+    def _make_wish(self, pin: LivePin) -> None:
+        """The time for which the policy wanted the pin is over: it gives way before all pins that
+        are no wish."""
+        self.pins.make_wish(pin)
+        self.num_wish_blocks += len(pin.blocks)
+
+    def _end(self, pin: LivePin, cause: PinEnd, now: float) -> None:
+        """Release the pin's blocks and record why."""
+        self.holds.release(pin.hold)
+        self._note_end(pin, cause, now)
+
+    def _note_end(self, pin: LivePin, cause: PinEnd, now: float) -> None:
+        self.pins.remove(pin, cause)
+        self.num_hinted_blocks -= len(pin.blocks) if pin.is_hinted else 0
+        self.num_wish_blocks -= len(pin.blocks) if pin.is_wish else 0
+        self._records.pin_ended(pin, cause, now)
+        self._changed(pin)
+
+    def _changed(self, pin: LivePin) -> None:
+        """The pin changed: one waiting turn may have another place, and the next deadline may
+        differ. A turn that takes the pin over runs, and vLLM is about to take it off its queue."""
+        first = pin.first_waiting
+        if first is not None and first.state is not State.RUNNING:
+            self._queues.rerank(first.request_id)
+        self._waker.set(self.pins.next_deadline())

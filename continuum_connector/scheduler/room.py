@@ -18,9 +18,8 @@ from typing import Any, TypeVar
 from continuum_connector.costs.costs import Costs
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import BlockPool
-from continuum_connector.scheduler.pins import LivePin
-from continuum_connector.scheduler.retention import Retention
-from continuum_connector.scheduler.turns import Turn
+from continuum_connector.scheduler.pins import Retention
+from continuum_connector.scheduler.turns import LivePin, Turn
 
 T = TypeVar("T")
 

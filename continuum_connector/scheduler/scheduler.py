@@ -1,4 +1,5 @@
-"""SchedulerSide: vLLM's scheduler hooks for turns; those for the engine's steps are in steps.py.
+"""SchedulerSide: vLLM's scheduler hooks for turns, from a turn's arrival to its end. Steps: those
+for the engine's steps, which handle what is due, send plans to the workers and take in reports.
 
 It knows turns and programs, asks the policy, and tells pins, tier and queue what to do.
 All of it runs on the scheduler's thread; `now` is monotonic seconds, read by connector.py.
@@ -8,157 +9,118 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from continuum_connector.config import ContinuumConfig
+from continuum_connector.messages import StepPlan, WorkerReport
+from continuum_connector.policy.base import After
 from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.program import ProgramTable
-from continuum_connector.scheduler.adapter_names import AdapterNames
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
-from continuum_connector.scheduler.epochs import Cause
+from continuum_connector.scheduler.epochs import AdapterNames, Cause, Epochs
+from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
-from continuum_connector.scheduler.pins import PinEnd
+from continuum_connector.scheduler.pins import Retention
 from continuum_connector.scheduler.queue import Queues
-from continuum_connector.scheduler.records import Records, answer
-from continuum_connector.scheduler.retention import Retention
+from continuum_connector.scheduler.records import Records, StepTrace, answer
 from continuum_connector.scheduler.room import Room
-from continuum_connector.scheduler.step_trace import StepTrace
-from continuum_connector.scheduler.steps import Steps
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import (
     BY_ITSELF,
+    Absence,
+    LivePin,
+    PinEnd,
     State,
-    StopStrings,
     Turn,
     TurnEnd,
     Turns,
     strays,
 )
-from continuum_connector.scheduler.waits.adapters import Adapters
-from continuum_connector.scheduler.waits.bus import Bus
-from continuum_connector.scheduler.waits.from_below import FromBelow
-from continuum_connector.scheduler.waits.gate import Gate
-from continuum_connector.scheduler.waits.waits import Waits
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of the scheduler half that build.py makes from vLLM's configs. `make_tier`: makes
-    what lies below VRAM, given the worth of chains and whether a turn of a program waits."""
-
-    decider: Decider
-    pool: BlockPool
-    groups: KvGroups
-    traffic: Traffic
-    make_tier: Callable[[RankAt | None, Callable[[str], bool]], Tier]
-    records: Records
-    waker: Any
-    stop_strings: StopStrings
-    max_loras: int
-    pop_blocks: Callable[[str], list[Any]] | None
-    """A request's blocks, which vLLM frees no more; None where it must free them itself."""
-    is_vram_empty: Callable[[], bool]
+from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Waits
+from continuum_connector.toolcalls.reader import StopStrings
 
 
 class SchedulerSide:
     """Identify, order, match, decide, hold, account. Created once per engine."""
 
-    def __init__(self, config: ContinuumConfig, parts: Parts) -> None:
-        self.decider, self.groups, self.records = parts.decider, parts.groups, parts.records
-        self._stock = parts.records.stock
-        self.traffic = parts.traffic
-        self.turns = Turns()
-        self.adapter_names = AdapterNames()
-        self._pool, self._pop_blocks = parts.pool, parts.pop_blocks
-        self._ended = HoldTable(parts.pool, beside=parts.traffic.holds)
-        self._stop_strings = parts.stop_strings
-        self._away = parts.decider.away
-        costs, policy = parts.decider.costs, parts.decider.policy
-        self._seen = costs.seen
-        self.orders = config.max_head_start_s > 0 and policy.orders
+    def __init__(
+        self,
+        config: ContinuumConfig,
+        decider: Decider,
+        pool: BlockPool,
+        groups: KvGroups,
+        traffic: Traffic,
+        make_tier: Callable[[RankAt | None, Callable[[str], bool]], Tier],
+        records: Records,
+        waker: Any,
+        stop_strings: StopStrings,
+        max_loras: int,
+        pop_blocks: Callable[[str], list[Any]] | None,
+        is_vram_empty: Callable[[], bool],
+    ) -> None:
+        """`make_tier`: makes what lies below VRAM, given the worth of chains and whether a turn of
+        a program waits. `pop_blocks`: a request's blocks, which vLLM frees no more; None where it
+        must free them itself."""
+        costs, policy = decider.costs, decider.policy
+        self.decider, self.groups, self.records, self.traffic = decider, groups, records, traffic
+        self._pool, self._pop_blocks = pool, pop_blocks
+        self._stop_strings = stop_strings
+        self._stock, self._away, self._seen = records.stock, decider.away, costs.seen
+        self._ended = HoldTable(pool, beside=traffic.holds)
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
-        self._answers = Answers(self.groups.hash_size)
+        self._answers = Answers(groups.hash_size)
+        self.orders = config.max_head_start_s > 0 and policy.orders
+        self.turns = Turns()
+        self.adapter_names = AdapterNames()
         self.queues = Queues()
-        self._build_pins(config, parts.waker)
-        self._worth = DramWorth(self.programs, parts.decider, self.turns)
-        self._lends = policy.ranks_dram  # others go by last use, whoever has what
-        rank_at = self._worth.rank_at if policy.ranks_dram else None
-        self.tier = parts.make_tier(rank_at, self.turns.has_waiting)
-        self._nothing_below: Mapping[str, int] = dict.fromkeys(self.tier.names, 0)
-        self._none_found: Mapping[str, int] = {"vram": 0, **self._nothing_below}
-        self._build_waits(config, parts.max_loras)
-        self._build_decisions(config)
-        self.room = Room(self._pool, self.retention, self.decider, costs)
-        self.steps = Steps(
-            self.retention,
-            self.tier,
-            self.decider,
-            self.records,
-            self.room,
-            parts.waker,
-            parts.is_vram_empty,
-        )
-        self._epochs = self.steps.epochs
-        self.step_trace = StepTrace(config.trace_steps_s, self.snapshots, self.records)
-
-    # --- its parts, each built on those before ---------------------------------------
-    def _build_pins(self, config: ContinuumConfig, waker: Any) -> None:
-        """Build what keeps blocks in VRAM, and the table of the programs that they belong to."""
+        # What keeps blocks in VRAM, and the table of the programs that they belong to.
         self.retention = Retention(
-            HoldTable(self._pool, beside=self.traffic.holds),
-            config.max_pinned_fraction * num_usable(self._pool),
+            HoldTable(pool, beside=traffic.holds),
+            config.max_pinned_fraction * num_usable(pool),
             config.max_ttl_s,
-            self.records,
+            records,
             self.queues,
             waker,
         )
-        self.pins = self.retention.pins
-        self.programs = ProgramTable(config.max_programs, lambda key: key not in self.pins)
-
-    def _build_waits(self, config: ContinuumConfig, max_loras: int) -> None:
-        """Build all that a turn may wait for, besides room: gate, blocks, bus, adapter."""
-        costs = self.decider.costs
-        vram, tier = num_usable(self._pool), self.tier
+        self.pins = pins = self.retention.pins
+        self.programs = ProgramTable(config.max_programs, lambda key: key not in pins)
+        # What lies below it.
+        self._worth = DramWorth(self.programs, decider, self.turns)
+        self._lends = policy.ranks_dram  # others go by last use, whoever has what
+        rank_at = self._worth.rank_at if policy.ranks_dram else None
+        self.tier = tier = make_tier(rank_at, self.turns.has_waiting)
+        self._nothing_below: Mapping[str, int] = dict.fromkeys(tier.names, 0)
+        self._none_found: Mapping[str, int] = {"vram": 0, **self._nothing_below}
+        # All that a turn may wait for, besides room.
+        vram = num_usable(pool)
         gate = Gate(
             config.gate_wait_s if self.orders else 0.0,
             lambda: max(vram, tier.num_blocks),
-            self.groups.least_blocks,
+            groups.least_blocks,
             costs,
-            self.decider.away,
+            decider.away,
             config.max_programs,
-            self.records.account,
+            records.account,
         )
-        self.waits = Waits(
-            gate,
-            FromBelow(tier, self._pool, self.turns, self.groups.hash_size),
-            Bus(self.traffic, costs, self.queues, self.turns),
-            Adapters(max_loras, tier, self.turns),
-            self.queues,
-            self.turns,
-            self.records,
-        )
-
-    def _build_decisions(self, config: ContinuumConfig) -> None:
-        """Build what decides on finished turns."""
-        decider = self.decider
-        self.snapshots = Snapshots(
-            self._pool, self.retention, self.tier, decider.costs, self.turns, self.waits.bus
-        )
+        from_below = FromBelow(tier, pool, self.turns, groups.hash_size)
+        bus = Bus(traffic, costs, self.queues, self.turns)
+        adapters = Adapters(max_loras, tier, self.turns)
+        self.waits = Waits(gate, from_below, bus, adapters, self.queues, self.turns, records)
+        # What decides on finished turns, and what makes room.
+        self.snapshots = Snapshots(pool, self.retention, tier, costs, self.turns, bus)
         self._decisions = Decisions(
-            decider,
-            self.snapshots,
-            self.retention,
-            self.tier,
-            self.records,
-            self.groups.are_simple,
+            decider, self.snapshots, self.retention, tier, records, groups.are_simple
         )
+        self.room = Room(pool, self.retention, decider, costs)
+        self.steps = Steps(self.retention, tier, decider, records, self.room, waker, is_vram_empty)
+        self._epochs = self.steps.epochs
+        self.step_trace = StepTrace(config.trace_steps_s, self.snapshots.levels, records)
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:
@@ -175,7 +137,7 @@ class SchedulerSide:
         turn = self._recognise(request, now)
         program = turn.program
         if program.num_active > 1:
-            self.tier.loans.take_back(program.key)
+            self.tier.take_back(program.key)
         self.turns.begin(turn)
         gap_s = self.decider.arrived(turn, now)  # first: its program's chains are no longer away
         self.waits.from_below.bring_up(turn, request, now)
@@ -280,7 +242,7 @@ class SchedulerSide:
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
         self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
         if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
-            self.tier.loans.lend(turn.program.key, request, num_found)
+            self.tier.lend(turn.program.key, request, num_found)
 
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
@@ -301,7 +263,7 @@ class SchedulerSide:
             self.waits.adapters.left(turn)
             self.turns.preempt(turn)
             self._stock.preempted(request_id)
-            self.tier.loans.take_back(turn.program.key)
+            self.tier.take_back(turn.program.key)
             self.records.happened("preempt", now, turn)
 
     # --- end of a turn ----------------------------------------------------------------
@@ -430,3 +392,133 @@ class SchedulerSide:
         account.gauge("programs", len(self.programs))
         self.waits.gate.update_gauges()
         self.snapshots.update_gauges(account)
+
+
+# A preemption costs a prefill, while a store in flight ends within milliseconds. After this
+# many seconds the store counts as slow, and the running turn is preempted after all.
+MAX_STORE_WAIT_S = 0.25
+# While nothing happens, we look for silent programs this often.
+LOOK_S = 0.05
+
+
+class Steps:
+    """What the engine asks in each step. `epochs`: which KV is of the current weights."""
+
+    def __init__(
+        self,
+        retention: Retention,
+        tier: Tier,
+        decider: Decider,
+        records: Records,
+        room: Room,
+        waker: Any,
+        is_vram_empty: Callable[[], bool],
+    ) -> None:
+        self._retention = retention
+        self._pins = retention.pins
+        self._tier, self._traffic = tier, tier.traffic
+        self._decider, self._away = decider, decider.away
+        self._records, self._outcomes = records, records.outcomes
+        self._room = room
+        self._waker = waker
+        self.epochs = Epochs(retention, tier, records, is_vram_empty)
+        self._told_reason = ""
+        self._owes_step = False  # metrics show a reset only after a step
+        self._idle_until = -math.inf  # until then `plan` may be left out
+
+    def note_change(self) -> None:
+        """Make the next `plan` run: something has happened that it may have to take into account.
+        Every hook after which a pin, a copy or a turn may be different calls it."""
+        self._idle_until = -math.inf
+
+    def plan(self, now: float) -> StepPlan:
+        """One tick: expire what is due, then send everything queued to the workers."""
+        self.expire(now)
+        for absence in self._away.silent(now):
+            self.fell_silent(absence, now)
+        self._room.new_step(self._decider.new_step(now), now)
+        self._owes_step = False
+        plan = self._tier.plan(now)
+        self._wake_for_tier(now)
+        self._record_tier(now)
+        if not len(self._traffic):
+            self._idle_until = min(now + LOOK_S, self._pins.next_deadline())
+        return plan
+
+    def is_idle(self, now: float) -> bool:
+        """Whether `plan` has nothing to do: nothing has happened since it last ran, no copy is
+        under way, and nothing is due. This is so in most steps of a busy server."""
+        return now < self._idle_until
+
+    def settle(self, report: WorkerReport, now: float) -> None:
+        """Take in which transfers the workers saw settle since their last report."""
+        self.note_change()
+        # If an epoch has begun since that change, by a reset for instance, it needs no other.
+        is_over = 0 <= report.changed_in < self.epochs.number
+        if report.new_weights and not is_over:
+            self.new_epoch(Cause.WEIGHTS, now, report.new_weights)
+        self._tier.hear(report)
+        for transfer in self._traffic.settle(report, now):
+            self._records.settled(transfer, now)
+            self._decider.settled(transfer, now)
+            self._room.references_dropped()
+        self._wake_for_tier(now)  # for what is begun below now that a store has settled
+        self._record_tier(now)
+
+    def expire(self, now: float) -> None:
+        """End the pins that are due. If a pin's blocks belong in DRAM at its end (After.STORE), a
+        store is queued for those that are not there yet."""
+
+        def store(pin: LivePin) -> None:
+            if pin.then is After.STORE:
+                self._tier.store(pin.program, pin.blocks.read_again(), now)
+
+        self._retention.expire(now, before=store)
+
+    def has_work(self, now: float) -> bool:
+        """Whether an otherwise idle engine must step: if a copy must be looked at or a pin is due,
+        and once after a reset, since vLLM sends metrics only with a step."""
+        next_look = min(self._tier.next_look, self._pins.next_deadline())
+        return next_look <= now or self._owes_step
+
+    def fell_silent(self, absence: Absence, now: float) -> None:
+        """The program is not expected back: count its gaps, and close its decision."""
+        self._decider.silent(absence, now)
+        self._outcomes.silent(absence, now)
+
+    def will_free_blocks(self, now: float) -> bool:
+        """Whether a store in flight will release its blocks soon enough to wait for it."""
+        age = self._traffic.oldest_store_age(now)
+        return age is not None and age < MAX_STORE_WAIT_S
+
+    def new_epoch(self, cause: Cause, now: float, why: str = "") -> None:
+        """KV computed until now is outdated: end every pin, and forget every block below VRAM."""
+        if cause is Cause.RESET and self.epochs.is_resetting:
+            return
+        self.note_change()
+        self.epochs.begin(cause, now, why)
+        self._owes_step = True
+
+    def forget_all(self, cause: PinEnd, now: float) -> None:
+        """End every pin with `cause`, and forget every block below VRAM."""
+        self.note_change()
+        self.epochs.forget_all(cause, now)
+        self._owes_step = True
+
+    def shutdown(self, now: float) -> None:
+        """The server stops: end every pin, and close all parts that have threads. Idempotent."""
+        self._retention.end_all(PinEnd.SHUTDOWN, now)
+        self._waker.close()
+        self._records.close(now)
+
+    def _wake_for_tier(self, now: float) -> None:
+        """Let an idle engine step when the tier wants it to. At once needs no waker."""
+        at = self._tier.next_look
+        self._waker.set(at if at > now else math.inf, "tier")
+
+    def _record_tier(self, now: float) -> None:
+        """Record once that a tier has failed: all memory below VRAM, or what is below DRAM."""
+        if (reason := self._tier.down_reason) != self._told_reason:
+            self._told_reason = reason
+            what = "disk_down" if self._tier.is_up else "tier_down"
+            self._records.happened(what, now, reason=reason)

@@ -21,13 +21,18 @@ stretches that were last used by the same turn. Books that do not add up are beg
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from continuum_connector.scheduler.against_stock import UnknownStock
+WRONG = (
+    "ContinuumConnector: the shadow of stock vLLM's cache did not add up and begins anew; only "
+    "what is told against stock is affected. Please report it"
+)
+logger = logging.getLogger(f"vllm.{__name__}")
 
 
 class Tables(Protocol):
@@ -60,6 +65,25 @@ class _Use:
     there: int
     end: int
     num_cached: int = 0
+
+
+class UnknownStock:
+    """Of a server for which nobody can say what stock would have kept."""
+
+    def admitted(self, request: Any, num_vram_tokens: int) -> int | None:
+        return None
+
+    def look(self) -> None:
+        pass
+
+    def preempted(self, request_id: str) -> None:
+        pass
+
+    def finished(self, request: Any) -> None:
+        pass
+
+    def clear(self) -> None:
+        pass
 
 
 class StockCache(UnknownStock):
@@ -323,3 +347,38 @@ def _num_same(stretch: _Stretch, hashes: Sequence[bytes], start: int, end: int) 
     if own[num - 1] == hashes[start + num - 1]:
         return num
     return 1 + bisect_left(range(1, num), True, key=lambda n: own[n] != hashes[start + n])
+
+
+class CautiousStock(UnknownStock):
+    """`stock`, whose mistakes cost no more than its books: it only tells, and is asked inside the
+    engine's step, where an exception would end the server."""
+
+    def __init__(self, stock: UnknownStock) -> None:
+        self._stock = stock
+        self._has_warned = False
+
+    def admitted(self, request: Any, num_vram_tokens: int) -> int | None:
+        num: int | None = self._ask(self._stock.admitted, request, num_vram_tokens)
+        return num
+
+    def look(self) -> None:
+        self._ask(self._stock.look)
+
+    def preempted(self, request_id: str) -> None:
+        self._ask(self._stock.preempted, request_id)
+
+    def finished(self, request: Any) -> None:
+        self._ask(self._stock.finished, request)
+
+    def clear(self) -> None:
+        self._stock.clear()
+
+    def _ask(self, method: Callable[..., Any], *what: Any) -> Any:
+        try:
+            return method(*what)
+        except Exception:
+            if not self._has_warned:
+                self._has_warned = True
+                logger.warning(WRONG, exc_info=True)
+            self._stock.clear()
+            return None

@@ -5,6 +5,8 @@ BUDGET_S, and on a machine where one would take longer, fewer tokens are read.
 
 BackgroundTokenizer: the server's tokenizer, loaded by a thread when somebody needs it. That takes
 seconds and hundreds of MB, so it happens once and nobody waits for it.
+
+StopStrings: whether an aborted turn ended or its client went away.
 """
 
 from __future__ import annotations
@@ -185,3 +187,47 @@ def kinds_of(tokenizer: Any) -> dict[int, str]:
     kinds = [(kind, [each for each in KINDS[kind] if each[0] in "<["]) for kind in KINDS]
     kinds.append(("message", [MESSAGE] if CHANNEL in vocabulary else []))
     return {vocabulary[each]: kind for kind, all_ in kinds for each in all_ if each in vocabulary}
+
+
+STOP_TOKENS = 64  # stop strings are short; async scheduling adds a few tokens after them
+
+
+class StopStrings:
+    """Tells an aborted turn that a stop string ended from one whose client went away.
+
+    Stop strings are matched in the API server, which then aborts the request: the scheduler
+    sees FINISHED_ABORTED in both cases (vLLM v1/engine/output_processor.py). The text tells them
+    apart. The tokenizer begins to load when the first request with stop strings arrives.
+    """
+
+    def __init__(self, tokenizer: BackgroundTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def arrived(self, request: Any) -> None:
+        """A turn arrives; if it has stop strings, begin to load the tokenizer."""
+        if _stop_strings(request):
+            self._tokenizer.start()
+
+    def went_away(self, request: Any) -> bool:
+        """Whether an aborted turn's client is gone.
+
+        If the turn has no stop strings, it is. Otherwise the text decides. While the tokenizer is
+        not loaded, the turn counts as ended, because a pin is a preference and expires by itself.
+        """
+        stops = _stop_strings(request)
+        if not stops or not request.num_output_tokens:
+            return True
+        tokenizer = self._tokenizer.get()
+        if tokenizer is None:
+            return False
+        try:
+            text = tokenizer.decode(list(request.output_token_ids[-STOP_TOKENS:]))
+        except Exception:  # a tokenizer may raise on any id; the step must go on
+            return False
+        return not any(stop in text for stop in stops)
+
+
+def _stop_strings(request: Any) -> list[str]:
+    params = request.sampling_params
+    stop = params.stop if params is not None else None
+    return [stop] if isinstance(stop, str) else list(stop or ())

@@ -13,9 +13,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from continuum_connector.scheduler.against_stock import CautiousStock, UnknownStock
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
-from continuum_connector.scheduler.stock import StockCache
+from continuum_connector.scheduler.stock import CautiousStock, StockCache, UnknownStock
 from continuum_connector.vllm import compat
 
 

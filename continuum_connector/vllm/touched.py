@@ -71,9 +71,9 @@ v1.request:RequestStatus | all | vllm/compat.py, vllm/resets.py | -
   FINISHED_ERROR FINISHED_ABORTED FINISHED_LENGTH_CAPPED
 v1.request:RequestStatus | nothing | vllm/hooks.py | none yet: "this session ended in order"
   WAITING_FOR_STREAMING_REQ FINISHED_STOPPED
-lora.request:LoRARequest | all | scheduler/adapter_names.py, vllm/kv_events.py | -
+lora.request:LoRARequest | all | scheduler/epochs.py, vllm/kv_events.py | -
   name path
-lora.request:LoRARequest | all | scheduler/waits/adapters.py, vllm/kv_events.py | -
+lora.request:LoRARequest | all | scheduler/waits.py, vllm/kv_events.py | -
   adapter_id
 lora.request:LoRARequest | tier | vllm/worker_calls.py | -
   lora_name lora_path lora_int_id

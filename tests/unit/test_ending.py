@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.turns import TAIL_TOKENS, StopStrings
-from continuum_connector.toolcalls.reader import BackgroundTokenizer
+from continuum_connector.toolcalls.reader import STOP_TOKENS, BackgroundTokenizer, StopStrings
 
 
 class Words:
@@ -64,7 +63,7 @@ def test_a_stop_string_over_several_tokens_with_some_after_it_is_found() -> None
 def test_only_the_tail_is_decoded() -> None:
     words = Words(["word"] * 10_000)
     assert loaded(words).went_away(aborted(10_000, ["END"]))
-    assert words.num_decoded == TAIL_TOKENS
+    assert words.num_decoded == STOP_TOKENS
 
 
 def test_a_turn_without_output_never_ended() -> None:

@@ -16,9 +16,8 @@ from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.metric_table import OPENED
 from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
-from continuum_connector.scheduler.away import Away
-from continuum_connector.scheduler.turns import Turn
-from continuum_connector.scheduler.waits.gate import FIRST_CYCLE_S, Because, Gate, LetIn
+from continuum_connector.scheduler.gate import FIRST_CYCLE_S, Because, Gate, LetIn
+from continuum_connector.scheduler.turns import Away, Turn
 from continuum_connector.toolcalls.asked import UNREAD
 from continuum_connector.tools.analysis.words import told
 

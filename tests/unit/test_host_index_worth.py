@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.below import NothingBelow
+from continuum_connector.scheduler.tiers.base import NothingBelow
 from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE
 from continuum_connector.scheduler.tiers.eviction import NUM_CANDIDATES, Rank
 from continuum_connector.scheduler.tiers.index import HostIndex

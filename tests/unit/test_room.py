@@ -12,14 +12,14 @@ from continuum_connector.policy.base import After
 from continuum_connector.programs.kept import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.holds import HoldTable
-from continuum_connector.scheduler.pins import LivePin, PinEnd, PinTable
+from continuum_connector.scheduler.pins import PinTable
 from continuum_connector.scheduler.room import (
     MAX_IN_VAIN,
     MAX_SPARED,
     RETRY_STEPS,
     Room,
 )
-from continuum_connector.scheduler.turns import Turn
+from continuum_connector.scheduler.turns import LivePin, PinEnd, Turn
 from tests.fakes import FakeBlock, FakeBlockPool
 
 DEAR = 2.0  # worth more than the wait of a turn that nobody knows, which is 0

@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.below import NothingBelow
+from continuum_connector.scheduler.tiers.base import NothingBelow
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
 from continuum_connector.scheduler.tiers.on_disk.marks import Marks
-from continuum_connector.scheduler.tiers.on_disk.saving import Batch, Saving
-from continuum_connector.scheduler.tiers.on_disk.writing import (
+from continuum_connector.scheduler.tiers.on_disk.saving import (
     DAY_S,
     LEAST_DEPTH,
     MOST_DEPTH,
     RETRY_S,
     Attempts,
+    Batch,
     Budget,
     Depth,
+    Saving,
 )
 from continuum_connector.scheduler.tiers.slots import NO_TICKETS, numbers_of
 from tests.unit.chains import NOW, demote, keys

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import TransferOutcome, WorkerReport
 from continuum_connector.scheduler.tiers.slots import Tickets
-from continuum_connector.scheduler.tiers.transfers import Transfer, TransferLedger, TransferState
+from continuum_connector.scheduler.tiers.traffic import Transfer, TransferLedger, TransferState
 
 
 class FakeHold:

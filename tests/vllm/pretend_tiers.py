@@ -12,13 +12,15 @@ import numpy as np
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups, block_key
-from continuum_connector.scheduler.tiers.base import Tier
-from continuum_connector.scheduler.tiers.below import NothingBelow
-from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.loans import Loans
+from continuum_connector.scheduler.tiers.base import NothingBelow, Tier
 from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
-from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
-from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
+from continuum_connector.scheduler.tiers.traffic import (
+    Kind,
+    Owner,
+    Traffic,
+    Transfer,
+    TransferState,
+)
 
 
 class Shelf:
@@ -34,7 +36,6 @@ class Shelf:
         self.traffic = traffic
         self.is_up = num_slots > 0
         self.down_reason = ""
-        self.loans = Loans(HostIndex(0), groups)  # nothing is evicted, and nothing lent
         self.num_wanted_slots = first_slot + num_slots  # asked by the harness alone
         self.slots: dict[Key, int] = {}
         self.ready: set[Key] = set()
@@ -114,6 +115,15 @@ class Shelf:
     def forget_request(self, request_id: str) -> None:
         self.promised.pop(request_id, None)
 
+    def lend(self, program: str, request: Any, num_tokens: int) -> None:
+        """Nothing is evicted, and nothing lent."""
+
+    def take_back(self, program: str) -> None:
+        """Nothing is lent."""
+
+    def end_loan(self, program: str, request_id: str) -> int:
+        return 0
+
     def demote(self, program: str, blocks: ChainBlocks, request: Any) -> None:
         """Nothing is evicted."""
 
@@ -173,7 +183,8 @@ class DramAndShelf:
         self.near = near
         self._parts: tuple[Any, Any] = near, far
         self.num_wanted_slots = far.num_wanted_slots
-        self.traffic, self.loans, self.plan = near.traffic, near.loans, near.plan
+        self.traffic, self.plan = near.traffic, near.plan
+        self.lend, self.take_back, self.end_loan = near.lend, near.take_back, near.end_loan
         self._chosen: dict[str, Any] = {}
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from vllm.lora.request import LoRARequest
 
-from continuum_connector.scheduler import adapter_names
+from continuum_connector.scheduler import epochs
 from tests.vllm.harness import Engine, adapter_named
 from tests.vllm.tiering import MODES, hold, park, run_turn, tiered, wind_down
 
@@ -110,7 +110,7 @@ def test_two_api_servers_that_number_adapters_apart_begin_one_epoch() -> None:
 def test_names_beyond_the_bound_are_forgotten_with_all_that_they_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(adapter_names, "_MAX_NAMES", 2)
+    monkeypatch.setattr(epochs, "_MAX_NAMES", 2)
     named = tiered(max_loras=2).connector.side.adapter_names
     said = [
         named.arrived(SimpleNamespace(lora_request=adapter_named(name) if name else None))
@@ -125,7 +125,7 @@ def test_a_trainer_that_numbers_its_steps_makes_no_name_grow() -> None:
         sent = SimpleNamespace(lora_request=LoRARequest("policy", step + 1, "/adapters/policy"))
         assert named.arrived(sent) == (step > 0)
         assert not named.arrived(sent)
-    assert len(named._named["policy"][1]) <= adapter_names._MAX_IDS
+    assert len(named._named["policy"][1]) <= epochs._MAX_IDS
 
 
 def test_who_is_passed_over_and_goes_away_waits_no_more() -> None:

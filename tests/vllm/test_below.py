@@ -1,4 +1,4 @@
-"""Whatever keeps the contract of below.py lies below DRAM: here a store that replicas share.
+"""Whatever keeps the contract of Below lies below DRAM: here a store that replicas share.
 
 It is a dict. Nothing of it is the disk's but the orders that move its bytes, and the fake worker's
 file, which stands for the place of those bytes.
@@ -18,15 +18,15 @@ import pytest
 from continuum_connector import build
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
-from continuum_connector.scheduler.tiers.base import RankAt, Tier
-from continuum_connector.scheduler.tiers.below import Below, NothingBelow, Told
+from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt, Tier, Told
 from continuum_connector.scheduler.tiers.dram import DramPlan, DramTier
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_of
-from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
-from continuum_connector.scheduler.tiers.transfers import (
+from continuum_connector.scheduler.tiers.traffic import (
     Kind,
+    Owner,
     PlacesBelow,
+    Traffic,
     Transfer,
     TransferState,
 )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from continuum_connector.costs.prefill import Work
-from continuum_connector.scheduler.tiers.transfers import Kind
-from continuum_connector.scheduler.waits.bus import MAX_PASSED, TIME_CONSTANT_S
+from continuum_connector.scheduler.tiers.traffic import Kind
+from continuum_connector.scheduler.waits import MAX_PASSED, TIME_CONSTANT_S
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import MODES

@@ -8,9 +8,8 @@ import pytest
 
 from continuum_connector.scheduler.tiers.on_disk import disk
 from continuum_connector.scheduler.tiers.on_disk.reading import PROBE_S
-from continuum_connector.scheduler.tiers.on_disk.writing import RETRY_S
-from continuum_connector.scheduler.tiers.traffic import LOOK_S
-from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
+from continuum_connector.scheduler.tiers.on_disk.saving import RETRY_S
+from continuum_connector.scheduler.tiers.traffic import HANGS_AFTER_S, LOOK_S, Kind
 from continuum_connector.vllm import node
 from tests.vllm.fake_worker import OF_DISK, WriteOrder
 from tests.vllm.harness import Engine, prompt

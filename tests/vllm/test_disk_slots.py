@@ -6,7 +6,7 @@ import pytest
 
 from continuum_connector.scheduler.tiers.on_disk.disk import Disk
 from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm.harness import Engine
 from tests.vllm.test_disk import come_back, finish, overrun, overrun_with_reads_held
 from tests.vllm.tiering import RANKS, in_flight, on_disk, park, run_turn, total

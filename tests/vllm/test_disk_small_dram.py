@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from continuum_connector.scheduler.tiers.on_disk import reading, wanted
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.on_disk import reading
+from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm.fake_worker import OF_DISK
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
@@ -152,8 +152,8 @@ def test_of_many_that_wait_for_room_few_look_for_it_in_a_step(
     waits = engine.connector.side.tier.below.reading._waits.values()
     assert sum(each.rest is not None for each in waits) > 20
     looks = []
-    own = wanted.Prompt.look
-    monkeypatch.setattr(wanted.Prompt, "look", lambda *those: looks.append(those) or own(*those))
+    own = reading.Prompt.look
+    monkeypatch.setattr(reading.Prompt, "look", lambda *those: looks.append(those) or own(*those))
     most, began = 0, engine.clock()
     while len(engine.finish_reasons) < len(engine.requests):
         engine.step()
@@ -179,8 +179,8 @@ def test_a_turn_that_found_no_room_looks_again_once_what_it_lacks_has_come(
     wait = tier.below.reading._waits["d"]
     assert wait.rest is not None
     looks = []
-    own = wanted.Prompt.look
-    monkeypatch.setattr(wanted.Prompt, "look", lambda *those: looks.append(those) or own(*those))
+    own = reading.Prompt.look
+    monkeypatch.setattr(reading.Prompt, "look", lambda *those: looks.append(those) or own(*those))
     assert tier.below.reading.awaits("d", engine.clock())
     assert not looks
     number = next(iter(tier.index._numbers.values()))

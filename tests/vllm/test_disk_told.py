@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.analysis.summary import Summary, rows
 from continuum_connector.tools.analysis.words import NOT_READ, told

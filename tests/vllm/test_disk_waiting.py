@@ -110,7 +110,7 @@ def test_they_are_seen_again_where_there_is_nothing_to_wait_for(how: str) -> Non
 
 
 def test_a_step_looks_at_a_few_of_them_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("continuum_connector.scheduler.waits.from_below.CHECKED_PER_STEP", 2)
+    monkeypatch.setattr("continuum_connector.scheduler.waits.CHECKED_PER_STEP", 2)
     waiting = Waiting()
     looks: list[str] = []
     below = waiting.engine.connector.side.tier.below

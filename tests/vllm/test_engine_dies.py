@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.tiers.traffic import LOOK_S
-from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
+from continuum_connector.scheduler.tiers.traffic import HANGS_AFTER_S, LOOK_S, Kind
 from continuum_connector.worker.engine import Direction
 from tests.native import sim
 from tests.vllm.harness import Engine

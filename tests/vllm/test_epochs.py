@@ -12,7 +12,7 @@ import pytest
 from vllm.v1.core.sched.interface import PauseState
 
 from continuum_connector.scheduler.epochs import Epochs
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from continuum_connector.vllm.resets import OlderTurns
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (

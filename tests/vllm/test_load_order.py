@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import MODES

@@ -15,7 +15,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
 from continuum_connector import build
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from vllm.v1.engine.core import EngineCoreProc
 
-from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
+from continuum_connector.scheduler.tiers.traffic import HANGS_AFTER_S, Kind
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     assert_drained,

@@ -9,8 +9,7 @@ import pytest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.request import Request
 
-from continuum_connector.scheduler.turns import StopStrings
-from continuum_connector.toolcalls.reader import BackgroundTokenizer
+from continuum_connector.toolcalls.reader import BackgroundTokenizer, StopStrings
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler import retention
+from continuum_connector.scheduler import pins
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
 
@@ -115,7 +115,7 @@ def test_a_program_has_a_pin_for_each_context_that_it_has_left() -> None:
 
 
 def test_a_program_has_no_more_pins_than_may_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "MAX_LEFT", 3)
+    monkeypatch.setattr(pins, "MAX_LEFT", 3)
     engine = AgentEngine()
     for number in range(5):
         engine.run_turn(f"a{number}", 40, program="p", seed=number)

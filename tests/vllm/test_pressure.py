@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-from continuum_connector.scheduler.steps import MAX_STORE_WAIT_S
+from continuum_connector.scheduler.scheduler import MAX_STORE_WAIT_S
 from tests.vllm.agents import AgentEngine, live, model_output, pinned
 from tests.vllm.harness import prompt
 

@@ -14,7 +14,7 @@ from continuum_connector import build
 from continuum_connector.connector import TELL_EVERY_S
 from continuum_connector.messages import StepPlan, StoreOrder
 from continuum_connector.observe.metrics import ContinuumStats
-from continuum_connector.scheduler.steps import LOOK_S
+from continuum_connector.scheduler.scheduler import LOOK_S
 from continuum_connector.vllm import compat
 from continuum_connector.worker_hooks import StepMetadata
 from tests.vllm import tiering

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.sim import versions
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm.tiering import (
     NO_HYBRID_TIER,
     answers_as_without_a_tier,

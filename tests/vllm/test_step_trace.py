@@ -161,10 +161,10 @@ def called(engine: AgentEngine) -> Counter[str]:
         code = frame.f_code
         if "/continuum_connector/" not in code.co_filename or event not in ("call", "return"):
             return
-        name = f"{Path(code.co_filename).stem}.{code.co_name}"
-        adding -= (name, event) == ("step_trace.add", "return")
+        name = code.co_qualname
+        adding -= (name, event) == ("StepTrace.add", "return")
         found[name] += event == "call" and not adding
-        adding += (name, event) == ("step_trace.add", "call")
+        adding += (name, event) == ("StepTrace.add", "call")
 
     sys.setprofile(note)
     try:
@@ -179,7 +179,7 @@ def test_turned_off_nothing_of_it_is_called_and_nothing_written(tmp_path: Path) 
     assert "build_connector_meta" not in vars(off.connector)
     without, calls = called(off), called(on)
     num = len(of_steps(tmp_path / "on"))
-    own = dict.fromkeys(("connector._traced_meta", "step_trace.add"), num)
+    own = dict.fromkeys(("ContinuumConnector._traced_meta", "StepTrace.add"), num)
     assert calls == without + Counter(own)
     assert not any(without[name] for name in own)
     assert of_steps(tmp_path / "off") == []

@@ -11,8 +11,7 @@ import pytest
 
 from continuum_connector.observe.metric_table import KEPT
 from continuum_connector.policy.base import Free, Offload, Pin
-from continuum_connector.scheduler.against_stock import CautiousStock
-from continuum_connector.scheduler.stock import StockCache
+from continuum_connector.scheduler.stock import CautiousStock, StockCache
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 from tests.vllm.test_everything import Agents

@@ -13,7 +13,7 @@ import pytest
 from bench.sim import versions
 from continuum_connector.connector import Mode
 from continuum_connector.scheduler.queue import ProgramQueue
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
 from tests.vllm.test_load_order import loading

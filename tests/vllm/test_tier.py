@@ -6,7 +6,7 @@ import pytest
 
 from bench.sim import versions
 from continuum_connector.errors import ConfigError
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
     GROUPS,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuum_connector import build
-from continuum_connector.scheduler.tiers.transfers import HANGS_AFTER_S, Kind
+from continuum_connector.scheduler.tiers.traffic import HANGS_AFTER_S, Kind
 from tests.vllm import pretend_tiers
 from tests.vllm.harness import Engine
 from tests.vllm.machine import Machine, run_briefly

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.scheduler.tiers.slots import numbers_of
-from continuum_connector.scheduler.tiers.transfers import Kind, TransferState
+from continuum_connector.scheduler.tiers.traffic import Kind, TransferState
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     GROUPS,

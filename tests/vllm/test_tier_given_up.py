@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.errors import TransferError
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from continuum_connector.worker.engine import Direction, PoolState
 from continuum_connector.worker.native import NativeEngine
 from tests.unit.test_giving_up import closers, join_closers

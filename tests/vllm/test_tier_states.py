@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.scheduler.kv_groups import STATE, KvGroup
-from continuum_connector.scheduler.tiers.transfers import Kind
+from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm.drafts import drafts_read
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (

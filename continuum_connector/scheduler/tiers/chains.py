@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.tiers.below import Below
+from continuum_connector.scheduler.tiers.base import Below
 from continuum_connector.scheduler.tiers.eviction import EvictionOrder, Rank, Standing, Worth
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,

@@ -16,16 +16,21 @@ import numpy as np
 
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups
-from continuum_connector.scheduler.tiers.base import RankAt
-from continuum_connector.scheduler.tiers.below import Below, NothingBelow
+from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups, block_key
+from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt
 from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.finding import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.loans import Loans
-from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
-from continuum_connector.scheduler.tiers.transfers import Kind, Transfer, TransferState
+from continuum_connector.scheduler.tiers.slots import Chain
+from continuum_connector.scheduler.tiers.traffic import (
+    Kind,
+    Owner,
+    Traffic,
+    Transfer,
+    TransferState,
+)
 
+MOST_CHANGED = 8  # of a chain, an eighth may be other than the prompt that goes on from it
 logger = logging.getLogger(f"vllm.{__name__}")
 
 
@@ -62,7 +67,6 @@ class DramTier:
         self.index = HostIndex(0, not groups.are_simple, below)
         self.below = self.index.below
         self.names: Sequence[str] = ("dram", *self.below.names)
-        self.loans = Loans(self.index, groups)
         self.is_up = plan.num_slots > 0
         self._down_reason = ""
         self.rank_at = rank_at
@@ -154,6 +158,30 @@ class DramTier:
         self._found.forget(request_id)
 
     # --- what leaves ------------------------------------------------------------------
+    def lend(self, program: str, request: Any, num_tokens: int) -> None:
+        if not self._groups.are_simple:  # windows and states: VRAM has others than DRAM
+            return
+        for chain in reversed(self.index.chains_of(program)):
+            if self._is_of(chain, request.block_hashes, num_tokens):
+                self.index.order.lend(chain, request.request_id)
+                return
+
+    def _is_of(self, chain: Chain, hashes: Sequence[bytes], num_tokens: int) -> bool:
+        """Whether the first `num_tokens` of that prompt are nearly all of the chain. Not to its
+        end, because the prompt may repeat the answer without the thinking in it."""
+        length = len(chain.tickets)
+        num = max(1, length - max(1, length // MOST_CHANGED))
+        has_it = num * self._groups.hash_size <= num_tokens and num <= len(hashes)
+        if not has_it:
+            return False
+        return self.index.is_at(int(chain.tickets[num - 1]), block_key(hashes[num - 1], 0))
+
+    def take_back(self, program: str) -> None:
+        self.index.order.take_back(program)
+
+    def end_loan(self, program: str, request_id: str) -> int:
+        return self.index.order.end_loan(program, request_id)
+
     def demote(self, program: str, blocks: ChainBlocks, request: Any) -> None:
         keys = [key for key in blocks.keys if key is not None]
         self.index.demote(program, keys, _num_prompt(blocks, request))

@@ -23,7 +23,7 @@ import numpy as np
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.below import Below, NothingBelow
+from continuum_connector.scheduler.tiers.base import Below, NothingBelow
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.eviction import (
     AHEAD,

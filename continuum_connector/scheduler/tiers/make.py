@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import KvGroups
-from continuum_connector.scheduler.tiers.base import RankAt, Tier
-from continuum_connector.scheduler.tiers.below import Below, NothingBelow
+from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt, Tier
 from continuum_connector.scheduler.tiers.dram import DramPlan as DramPlan
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.events import EventFactory, TierEvents

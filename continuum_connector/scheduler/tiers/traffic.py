@@ -2,29 +2,333 @@
 
 It holds the VRAM blocks of stores until they settle, cancels copies that take too long, finds those
 that hang even then, and counts. Tiers begin transfers here and are told when they are over.
+
+TransferLedger: every copy from queued to settled, each counted exactly once: admitted = done +
+failed + abandoned + in flight, at any time. A transfer keeps alive what it needs (VRAM blocks of a
+store, host slots of a load or a write) until every rank has reported.
+
+Deadlines: which transfers take too long. They are cancelled. One that does not end even then hangs:
+the driver has its copies and does not give them back.
 """
 
 from __future__ import annotations
 
+import enum
+import itertools
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from continuum_connector.messages import BlockIds, StepPlan, WorkerReport
-from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.holds import HoldTable
-from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.tiers.slots import Tickets
-from continuum_connector.scheduler.tiers.transfers import (
-    Deadlines,
-    Kind,
-    PlacesBelow,
-    Transfer,
-    TransferLedger,
-    TransferState,
+import numpy as np
+
+from continuum_connector.errors import InvariantError
+from continuum_connector.messages import (
+    BlockIds,
+    LoadOrder,
+    ReadOrder,
+    StepPlan,
+    StoreOrder,
+    TransferOutcome,
+    WorkerReport,
+    WriteOrder,
 )
+from continuum_connector.observe.account import Account
+from continuum_connector.scheduler.holds import Hold, HoldTable
+from continuum_connector.scheduler.kv_groups import ChainBlocks, Key
+from continuum_connector.scheduler.tiers.slots import Flags, Tickets
+
+
+@dataclass(frozen=True)
+class PlacesBelow:
+    """Slots of a memory below DRAM in the order of a chain, with each one's name and its place in
+    the chain, which is counted in such slots. `num_ahead`: blocks that it brings before these."""
+
+    slots: BlockIds
+    keys: Sequence[Key]
+    depths: Sequence[int]
+    num_ahead: int = 0
+
+
+class Kind(enum.Enum):
+    # Members are singletons; Enum's own hash is a Python call, and each copy needs a dozen of them.
+    __hash__ = object.__hash__
+
+    STORE = "store"  # VRAM to DRAM
+    LOAD = "load"  # DRAM to VRAM
+    WRITE = "write"  # DRAM to a memory below it
+    READ = "read"  # from there to DRAM
+
+
+class TransferState(enum.Enum):
+    QUEUED = "queued"  # leaves with the next step plan
+    SUBMITTED = "submitted"  # the workers have it
+    DONE = "done"  # every rank has copied every block
+    FAILED = "failed"  # a rank has not
+    ABANDONED = "abandoned"  # the result is no longer wanted; still settles
+
+
+@dataclass(eq=False)
+class Transfer:
+    """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; the slots of a
+    load that every rank is to refuse are -1.
+
+    Of a write or a read, `blocks` are slots below DRAM, named by `keys`, each of as many blocks as
+    it has `slots`; slots of blocks that a read does not bring are -1. `depths`: places in the
+    chain. `num_ahead`: blocks of the reads that were under way before it, which are brought first.
+    """
+
+    id: int
+    kind: Kind
+    program: str
+    request_id: str
+    blocks: BlockIds
+    slots: Tickets
+    admitted: float
+    hold: Hold | None = None
+    state: TransferState = TransferState.QUEUED
+    cancelled: bool = False
+    outcome: TransferOutcome | None = None
+    keys: tuple[Key, ...] = ()
+    depths: tuple[int, ...] = ()
+    num_ahead: int = 0
+
+    def keep(self, hold: Hold) -> None:
+        """Keep its VRAM blocks alive until it settles."""
+        self.hold = hold
+
+    def let_go(self) -> Hold | None:
+        """Return the hold on its VRAM blocks, once, for the caller to release."""
+        hold, self.hold = self.hold, None
+        return hold
+
+    def __len__(self) -> int:
+        """How many blocks it brings."""
+        if self.kind is Kind.READ:
+            return int(np.count_nonzero(self.slots >= 0))
+        return len(self.slots)
+
+    def copied(self) -> Flags:
+        """Which slots below of a write or a read that is over every rank has copied; none if it is
+        no longer wanted."""
+        are_copied = np.full(len(self.blocks), self.state is TransferState.DONE)
+        if self.state is TransferState.FAILED and self.outcome is not None:
+            are_copied[sorted(self.outcome.copied)] = True
+        return are_copied
+
+    def bad(self, *reasons: str) -> Flags:
+        """Which slots below of it a rank found bad, for one of these reasons."""
+        are_bad, bad = np.zeros(len(self.blocks), np.bool_), {}
+        if self.outcome is not None:
+            bad = self.outcome.bad
+        for reason in reasons:
+            are_bad[sorted(bad.get(reason, ()))] = True
+        return are_bad
+
+
+class TransferLedger:
+    """Owns all transfers in flight. `world_size`: ranks that must report each one."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._new_id = itertools.count(1).__next__
+        self._in_flight: dict[int, Transfer] = {}
+        self._queued: dict[int, Transfer] = {}
+        self._cancels: list[int] = []
+        self.epoch = 0  # of the orders that leave
+        self.num_admitted = 0
+        self.num_settled = dict.fromkeys(
+            (TransferState.DONE, TransferState.FAILED, TransferState.ABANDONED), 0
+        )
+
+    def __len__(self) -> int:
+        return len(self._in_flight)
+
+    def __contains__(self, transfer_id: int) -> bool:
+        return transfer_id in self._in_flight
+
+    def __iter__(self) -> Iterator[Transfer]:
+        return iter(list(self._in_flight.values()))
+
+    def store(self, program: str, hold: Hold, slots: Tickets, now: float) -> Transfer:
+        """Queue a store of the held blocks, pairwise into `slots`."""
+        return self._admit(
+            Transfer(self._new_id(), Kind.STORE, program, "", hold.ids, slots, now, hold)
+        )
+
+    def load(
+        self,
+        program: str,
+        request_id: str,
+        blocks: BlockIds,
+        slots: Tickets,
+        now: float,
+    ) -> Transfer:
+        """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
+        return self._admit(
+            Transfer(self._new_id(), Kind.LOAD, program, request_id, blocks, slots, now)
+        )
+
+    def below(
+        self, kind: Kind, program: str, places: PlacesBelow, slots: Tickets, now: float
+    ) -> Transfer:
+        """Queue a write of host `slots` to places below, or a read from there into them."""
+        transfer = Transfer(self._new_id(), kind, program, "", places.slots, slots, now)
+        transfer.keys, transfer.depths = tuple(places.keys), tuple(places.depths)
+        transfer.num_ahead = places.num_ahead
+        return self._admit(transfer)
+
+    def _admit(self, transfer: Transfer) -> Transfer:
+        num_blocks, num_slots = len(transfer.blocks), len(transfer.slots)
+        is_whole = num_slots == num_blocks or (transfer.keys and num_slots % num_blocks == 0)
+        if not num_blocks or not is_whole:
+            kind = transfer.kind.value
+            raise InvariantError(f"{kind} of {num_blocks} blocks and {num_slots} slots")
+        self._in_flight[transfer.id] = transfer
+        self._queued[transfer.id] = transfer
+        self.num_admitted += 1
+        return transfer
+
+    def drain(self) -> StepPlan:
+        """Hand everything queued to the workers, in the order it was queued."""
+        if not self._queued and not self._cancels:
+            return StepPlan(epoch=self.epoch)
+        orders: dict[Kind, list[Any]] = {}
+        for transfer in self._queued.values():
+            orders.setdefault(transfer.kind, []).append(_order(transfer))
+            if transfer.state is TransferState.QUEUED:
+                transfer.state = TransferState.SUBMITTED
+        plan = StepPlan(
+            loads=tuple(orders.get(Kind.LOAD, ())),
+            stores=tuple(orders.get(Kind.STORE, ())),
+            cancels=tuple(self._cancels),
+            reads=tuple(orders.get(Kind.READ, ())),
+            writes=tuple(orders.get(Kind.WRITE, ())),
+            epoch=self.epoch,
+        )
+        self._queued, self._cancels = {}, []
+        return plan
+
+    def cancel(self, transfer: Transfer) -> None:
+        """Ask the workers to stop it. It still settles, as failed unless it ended before that."""
+        if not transfer.cancelled:
+            transfer.cancelled = True
+            self._cancels.append(transfer.id)
+
+    def begin_epoch(self) -> int:
+        """Begin a new epoch of orders, and return its number. Loads under way bring KV of the last
+        one, which is no longer wanted; but requests wait for their end. So they leave if they have
+        not, are stopped, and settle as abandoned."""
+        for transfer in self:
+            if transfer.kind is Kind.LOAD and transfer.state is not TransferState.ABANDONED:
+                transfer.state = TransferState.ABANDONED
+                self.cancel(transfer)
+        self.epoch += 1
+        return self.epoch
+
+    def abandon(self, transfer: Transfer) -> bool:
+        """The result is no longer wanted. True if that ends the transfer, because it never left.
+
+        What has left is cancelled, so that it does not go on copying blocks that may be another
+        request's by now, and settles as abandoned.
+        """
+        never_left = transfer.state is TransferState.QUEUED
+        transfer.state = TransferState.ABANDONED
+        if never_left:
+            del self._queued[transfer.id]
+            self._finish(transfer, TransferOutcome())
+        else:
+            self.cancel(transfer)
+        return never_left
+
+    def settle(self, report: WorkerReport) -> list[Transfer]:
+        """Count the ranks' outcomes; return the transfers on which every rank has reported."""
+        settled = []
+        for transfer_id, outcome in report.outcomes.items():
+            transfer = self._in_flight.get(transfer_id)
+            if transfer is None:
+                raise InvariantError(f"transfer {transfer_id}: settled, but not in flight")
+            transfer.outcome = transfer.outcome or TransferOutcome()
+            transfer.outcome.add(outcome)
+            if transfer.outcome.num_ranks > self._world_size:
+                raise InvariantError(
+                    f"transfer {transfer_id} ({transfer.kind.value}): {transfer.outcome.num_ranks} "
+                    f"of {self._world_size} ranks reported"
+                )
+            if transfer.outcome.num_ranks == self._world_size:
+                self._finish(transfer, transfer.outcome)
+                settled.append(transfer)
+        return settled
+
+    def _finish(self, transfer: Transfer, outcome: TransferOutcome) -> None:
+        del self._in_flight[transfer.id]
+        transfer.outcome = outcome
+        if transfer.state is not TransferState.ABANDONED:
+            done = outcome.num_failed == 0
+            transfer.state = TransferState.DONE if done else TransferState.FAILED
+        self.num_settled[transfer.state] += 1
+
+    def check(self) -> None:
+        """Prove that the ledger closes; for tests."""
+        settled = sum(self.num_settled.values())
+        if self.num_admitted != settled + len(self._in_flight):
+            raise InvariantError(
+                f"{self.num_admitted} transfers admitted, {settled} settled, {len(self)} in flight"
+            )
+
+
+def _order(transfer: Transfer) -> LoadOrder | StoreOrder | WriteOrder | ReadOrder:
+    slots = transfer.slots.astype(np.int32)  # the number: a ticket's lower half
+    named = transfer.id, slots, transfer.blocks, transfer.keys
+    if transfer.kind is Kind.LOAD:
+        return LoadOrder(transfer.id, transfer.request_id, transfer.blocks, slots)
+    if transfer.kind is Kind.STORE:
+        return StoreOrder(transfer.id, transfer.blocks, slots)
+    return ReadOrder(*named) if transfer.kind is Kind.READ else WriteOrder(*named, transfer.depths)
+
+
+# What a cancel cannot take back is a trunk or two that are being copied: milliseconds.
+HANGS_AFTER_S = 60.0
+_MIN_STEPS = 10  # in which the workers could have reported that it has ended
+
+
+class Deadlines:
+    """Deadlines of the transfers in one ledger: each is late `timeout_s` after it was admitted."""
+
+    def __init__(self, ledger: TransferLedger, timeout_s: float) -> None:
+        self._ledger = ledger
+        self._timeout_s = timeout_s
+        self._by_age: deque[Transfer] = deque()
+        self._cancelled: deque[tuple[Transfer, float, int]] = deque()  # time and step of the cancel
+        self._num_steps = 0
+
+    def add(self, transfer: Transfer) -> None:
+        """Watch a transfer that has just been admitted."""
+        self._by_age.append(transfer)
+
+    def step(self, now: float) -> Transfer | None:
+        """Called once a step: cancel what is late; return a transfer that hangs, each only once."""
+        self._num_steps += 1
+        while self._by_age:
+            transfer = self._by_age[0]
+            is_under_way = transfer.id in self._ledger
+            if is_under_way and now - transfer.admitted <= self._timeout_s:
+                break
+            self._by_age.popleft()
+            if is_under_way:
+                self._ledger.cancel(transfer)
+                self._cancelled.append((transfer, now, self._num_steps))
+        while self._cancelled:
+            transfer, since, step = self._cancelled[0]
+            hangs = now - since >= HANGS_AFTER_S and self._num_steps - step >= _MIN_STEPS
+            if transfer.id in self._ledger and not hangs:
+                return None
+            self._cancelled.popleft()
+            if transfer.id in self._ledger:
+                return transfer
+        return None
+
 
 # How often an engine with nothing else to do checks whether a copy that hangs has ended; and
 # whether one below DRAM has, for which no request waits. If a request waits, it steps anyway.

@@ -10,13 +10,14 @@ from typing import Any
 
 from continuum_connector import build
 from continuum_connector.connector import ContinuumConnector as ContinuumConnector
-from continuum_connector.scheduler.holds import Hold, HoldTable, Ids
+from continuum_connector.messages import BlockIds
+from continuum_connector.scheduler.holds import Hold, HoldTable
 
 
 class UnheldTable(HoldTable):
     """Holds as its base does; while there is the fault, it lets go at once."""
 
-    def take(self, blocks: Sequence[Any], ids: Ids | None = None) -> Hold:
+    def take(self, blocks: Sequence[Any], ids: BlockIds | None = None) -> Hold:
         hold = super().take(blocks, ids)
         if os.path.exists(os.environ["TEST_FAULT_FILE"]):
             super().release(hold)

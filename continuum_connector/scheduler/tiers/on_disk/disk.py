@@ -1,4 +1,4 @@
-"""Disk: keeps on a disk what leaves DRAM (below.py, Below).
+"""Disk: keeps on a disk what leaves DRAM (base.py, Below).
 
 What would leave DRAM next is written before it does, and a turn's blocks are read back into DRAM.
 Any failure of the disk ends as a miss.
@@ -23,13 +23,19 @@ from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex, Found
 from continuum_connector.scheduler.tiers.on_disk.marks import Marks
 from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.on_disk.saving import Saving
-from continuum_connector.scheduler.tiers.on_disk.writing import Attempts, Budget, Depth, Failures
+from continuum_connector.scheduler.tiers.on_disk.saving import (
+    Attempts,
+    Budget,
+    Depth,
+    Failures,
+    Saving,
+)
 from continuum_connector.scheduler.tiers.slots import Numbers, Tickets
-from continuum_connector.scheduler.tiers.traffic import Owner, Traffic
-from continuum_connector.scheduler.tiers.transfers import (
+from continuum_connector.scheduler.tiers.traffic import (
     Kind,
+    Owner,
     PlacesBelow,
+    Traffic,
     Transfer,
     TransferState,
 )

@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 from continuum_connector.costs.costs import Costs
 from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.away import Away
-from continuum_connector.scheduler.turns import Turn
+from continuum_connector.scheduler.turns import Away, Turn
 
 # Share of a mean turn: a smaller prompt passes, and its program is held once it has grown.
 SMALL = 0.2

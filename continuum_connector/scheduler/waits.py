@@ -1,0 +1,400 @@
+"""Waits: what a turn in the queue may wait for, besides room. Meanwhile vLLM counts it, but is not
+shown it.
+
+- Gate (gate.py): a place among the programs under way. Looked at when the turn is queued.
+- FromBelow: blocks that come up to DRAM. Looked at when vLLM tries the turn.
+- Bus: its load's turn on the bus. Looked at then, too. Such turns are kept in order.
+- Adapters: a place for its adapter. Looked at when the turn is first in line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Any, Protocol
+
+from continuum_connector.costs.costs import Costs
+from continuum_connector.costs.pressure import Level
+from continuum_connector.scheduler.gate import Gate, LetIn
+from continuum_connector.scheduler.holds import BlockPool
+from continuum_connector.scheduler.queue import ProgramQueue, Queues, Rank
+from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.tiers.base import Tier
+from continuum_connector.scheduler.tiers.traffic import Traffic
+from continuum_connector.scheduler.turns import InUse, Turn, Turns
+
+CHECKED_PER_STEP = 256  # hidden turns that a step looks at
+AGAIN_S = 0.01  # a turn admitted sooner than this is not looked up again: its blocks hardly moved
+
+
+class FromBelow:
+    """Has blocks brought up to DRAM for waiting turns, and hides from vLLM the turns that wait for
+    them; in vLLM's own queues such a turn is asked in every step. Does nothing where none can come
+    up."""
+
+    def __init__(self, tier: Tier, pool: BlockPool, turns: Turns, token_size: int) -> None:
+        """`token_size`: tokens per block hash."""
+        self._below = tier.below
+        self._pool = pool
+        self._turns = turns
+        self._size = token_size
+        self._hidden: OrderedDict[str, Turn] = OrderedDict()
+        self.is_on = self._below.brings_up
+
+    def __len__(self) -> int:
+        """How many turns are hidden."""
+        return len(self._hidden)
+
+    def bring_up(self, turn: Turn, request: Any, now: float) -> None:
+        """The turn has arrived: the tiers may begin to bring up what it wants."""
+        if not self.is_on or request.skip_reading_prefix_cache:
+            return
+        below = self._below.bring_up(
+            turn.program.key,
+            request,
+            num_vram_tokens=self._num_in_vram(request),
+            num_turns=len(self._turns),
+            now=now,
+            before=turn.below,
+        )
+        turn.set_below(below)
+
+    def must_wait(self, turn: Turn, request: Any, now: float) -> bool:
+        """vLLM would admit the turn now; return whether vLLM should pass it over, as more of its KV
+        will be in DRAM soon.
+
+        If the turn has waited in the queue, the tiers look once more: its blocks may have left VRAM
+        or DRAM since it arrived. It has not been passed over yet, so its patience begins anew.
+        """
+        if not self.is_on:
+            return False
+        if not turn.was_tried:
+            turn.note_tried()
+            if now - turn.arrival > AGAIN_S:
+                self.bring_up(turn, request, now)
+        turn.set_awaits_below(self._below.awaits(turn.request_id, now))
+        return turn.awaits_below
+
+    def hides(self, request: Any) -> bool:
+        """Whether to hide from vLLM a request that it puts back, because `must_wait` said so, until
+        `let_in` yields it. In every step vLLM looks up the prompts of all requests that it sees."""
+        turn = self._turns.get(request.request_id)
+        if turn is None or not turn.awaits_below:
+            return False
+        self._hidden[turn.request_id] = turn
+        return True
+
+    def let_in(self, now: float, everybody: bool = False) -> Iterator[str]:
+        """Yield the hidden requests that no longer wait for a tier; called before each step.
+
+        Looks at a limited number of them, so that thousands of hidden requests make no step slower.
+        `everybody`: yield all of them, so that none stays hidden.
+        """
+        num = len(self._hidden)
+        for _ in range(num if everybody else min(num, CHECKED_PER_STEP)):
+            request_id, turn = self._hidden.popitem(last=False)
+            turn.set_awaits_below(not everybody and self._below.awaits(request_id, now))
+            if turn.awaits_below:
+                self._hidden[request_id] = turn
+            else:
+                yield request_id
+
+    def is_due(self) -> bool:
+        """Whether a turn is hidden."""
+        return bool(self._hidden)
+
+    def left(self, turn: Turn) -> None:
+        """The turn is over."""
+        self._hidden.pop(turn.request_id, None)
+
+    def _num_in_vram(self, request: Any) -> int:
+        """How many tokens of the prompt VRAM has, block by block as vLLM looks when it admits the
+        turn: a chain's tail, held by its store, may outlast the head."""
+        hashes, find = request.block_hashes, self._pool.get_cached_block
+        missing = (number for number, each in enumerate(hashes) if find(each, [0]) is None)
+        return next(missing, len(hashes)) * self._size
+
+
+# At most this many turns per step are told to wait; after them vLLM asks no further turn.
+MAX_PASSED = 16
+TIME_CONSTANT_S = 10.0  # many loads, of a second or less, with the wait before them
+
+
+class Bus:
+    """Makes turns that want a load wait while the bus is full.
+
+    A load has its VRAM blocks from the moment it begins. While it waits behind other loads, pins
+    give way to it. The programs of those pins return meanwhile and must load as well, and the bus
+    is never free again. So a turn that wants a load waits in the queue, without a block, while the
+    loads under way keep the bus busy for longer than the next step may take. vLLM does not ask it
+    again until then, because vLLM looks up the whole prompt of each turn that it asks. The bus
+    never idles because of this, and turns that need no load pass the waiting ones.
+
+    `queues`: our queues, in which turns wait. Without them no turn waits for the bus: in vLLM's
+    own queues no turn may pass another. A turn's own record says what it wants."""
+
+    is_on = True
+
+    def __init__(self, traffic: Traffic, costs: Costs, queues: Queues, turns: Turns) -> None:
+        self._traffic = traffic
+        self._costs = costs
+        self._queues = queues
+        self._turns = turns
+        self._num_waiting = 0
+        self._num_passed = 0  # in this step, or the last one
+        self._level = Level(TIME_CONSTANT_S)  # of turns that load, or wait to
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the turn waits."""
+        turn = self._turns.get(request_id)
+        return turn is not None and turn.num_wanted > 0
+
+    def is_due(self) -> bool:
+        """Whether a turn waits, or was passed over in the last step."""
+        return bool(self._num_waiting or self._num_passed)
+
+    def hold_back(self, turn: Turn, num_blocks: int, now: float) -> bool:
+        """Make the turn, which asks to load `num_blocks`, wait if the loads under way will take
+        longer than the next step; return whether it does."""
+        if not self._queues or not self._is_full(0, now):
+            return False
+        self._num_waiting += not turn.num_wanted
+        turn.set_num_wanted(num_blocks)
+        self._num_passed += 1
+        if self._num_passed >= MAX_PASSED:
+            self._queues.set_open(False)
+        return True
+
+    def new_step(self, now: float) -> None:
+        """Let vLLM ask the first turns in line again: as many as fill the bus. If no load is under
+        way, a step's share of them (MAX_PASSED), since they may not need a load any more."""
+        self._num_passed = 0
+        self._queues.set_open(True)
+        is_idle, num_recalled, num_blocks = not self._traffic.num_loads, 0, 0
+        while self._num_waiting:
+            is_enough = num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now)
+            if is_enough:
+                return
+            num_blocks += self._recall()
+            num_recalled += 1
+
+    def count(self, now: float) -> None:
+        """A step is planned: see how many turns load, or wait to."""
+        self._level.set(self._traffic.num_loads + self._num_waiting, now)
+
+    def num_turns(self, now: float) -> float:
+        """The recent average of that: one more load delays each of them by its time on the bus."""
+        return self._level.mean(now)
+
+    def end(self) -> None:
+        """Let vLLM ask all turns again; none waits for the bus any more."""
+        self._num_passed = 0
+        while self._num_waiting:
+            self._recall()
+        self._queues.set_open(True)
+
+    def left(self, turn: Turn) -> None:
+        """The turn waits no more, or is over."""
+        if turn.num_wanted:
+            self._num_waiting -= 1
+            turn.set_num_wanted(0)
+
+    # --- parts ------------------------------------------------------------------------
+    def _recall(self) -> int:
+        """Let vLLM ask the first turn in line again; returns how many blocks it wanted."""
+        request_id = self._queues.release_first_aside()
+        if request_id is None:  # the turns left stand where vLLM's own queue keeps those with KV
+            for each in self._turns.all():
+                self.left(each)
+            return 0
+        turn = self._turns.get(request_id)
+        if turn is None:
+            return 0
+        num_wanted = turn.num_wanted
+        self.left(turn)
+        return num_wanted
+
+    def _is_full(self, num_more: int, now: float) -> bool:
+        """Whether the loads under way and `num_more` blocks keep the bus busy until after the next
+        step."""
+        if not self._traffic.num_loads:
+            return False
+        gone_s = now - self._traffic.loads_since
+        left_s = self._costs.bus_s(self._traffic.num_load_blocks + num_more) - gone_s
+        _, longest_s = self._costs.step_s
+        return left_s > longest_s
+
+
+class Adapters:
+    """A turn that loads keeps a place for its LoRA adapter. `max_loras`: how many a step can have,
+    0 if the server has none.
+
+    A step computes with at most `max_loras` adapters, and vLLM passes over a waiting turn whose
+    adapter would be one too many. It counts the adapters of running turns alone
+    (v1/core/sched/scheduler.py, schedule()). A turn that loads does not run yet, so turns with
+    other adapters would be admitted meanwhile. It would then wait with its blocks until none of
+    those is left: for ever, if they keep coming. So from the beginning of its load its adapter
+    counts as if the turn ran.
+
+    While nobody loads, and once the tier is down, as after a load that hangs, vLLM's own count is
+    all there is.
+    """
+
+    def __init__(self, max_loras: int, tier: Tier, turns: Turns) -> None:
+        self.is_on = max_loras > 0
+        self._max_loras = max_loras
+        self._tier = tier
+        self._turns = turns
+        self._in_use: Counter[int] = Counter()  # turns by adapter
+        self._awaited: Counter[int] = Counter()  # of those, turns that load, or have loaded
+        self._passed: dict[str, None] = {}
+        self._has_changed = False
+
+    def __iter__(self) -> Iterator[str]:
+        """The turns that were passed over and wait."""
+        return iter(self._passed)
+
+    def is_due(self) -> bool:
+        """Whether there is one."""
+        return bool(self._passed)
+
+    def allocated(self, turn: Turn, request: Any, loads: bool) -> None:
+        """vLLM has admitted the turn: to load, or to run."""
+        if not self.is_on or not request.lora_request:
+            return
+        self.left(turn)
+        turn.set_adapter(InUse(request.lora_request.adapter_id, loads))
+        self._count(turn.adapter, 1)
+
+    def left(self, turn: Turn) -> None:
+        """The turn neither runs nor loads, nor waits here: it is over, was preempted, or has lost
+        what it loaded."""
+        if not self.is_on:
+            return
+        self._passed.pop(turn.request_id, None)
+        self._count(turn.adapter, -1)
+        turn.set_adapter(None)
+
+    def passes_over(self, request: Any) -> bool:
+        """Whether the turn, if it were admitted, would take the place of one that loads. If so, it
+        waits until `let_in` yields it."""
+        if not (self._awaited and request.lora_request and self._tier.is_up):
+            return False
+        adapter = request.lora_request.adapter_id
+        num_used = len(self._in_use) + (adapter not in self._in_use)
+        if adapter in self._awaited or num_used <= self._max_loras:
+            return False
+        self._passed[request.request_id] = None
+        return True
+
+    def let_in(self, everybody: bool = False) -> Iterator[str]:
+        """Yield the turns that were passed over, if that may be different now. `everybody`: yield
+        all of them, and forget who loads, so that none is passed over again."""
+        if self._has_changed or everybody or not self._tier.is_up:
+            passed, self._passed = self._passed, {}
+            for turn in self._turns.all() if everybody else ():
+                self.left(turn)
+            self._has_changed = False
+            yield from passed
+
+    def _count(self, use: InUse | None, change: int) -> None:
+        if use is None:
+            return
+        adapter = use.adapter
+        for counts in (self._in_use, self._awaited) if use.is_awaited else (self._in_use,):
+            counts[adapter] += change
+            if counts[adapter] == max(change, 0):  # the first turn with it, or the last
+                self._has_changed = True
+            if not counts[adapter]:
+                del counts[adapter]
+
+
+class Wait(Protocol):
+    """One of them. `is_on`: whether this server has it at all."""
+
+    is_on: bool
+
+    def is_due(self) -> bool:
+        """Whether there is something to do before the next step."""
+
+    def left(self, turn: Turn) -> None:
+        """The turn is over, and waits no more."""
+
+
+class Waits:
+    """All four of one engine, and the queues in which turns wait for them."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        from_below: FromBelow,
+        bus: Bus,
+        adapters: Adapters,
+        queues: Queues,
+        turns: Turns,
+        records: Records,
+    ) -> None:
+        self.gate, self.from_below, self.bus, self.adapters = gate, from_below, bus, adapters
+        self._queues = queues
+        self._turns = turns
+        self._records = records
+        # Those that this server has: the bus alone on most.
+        every: tuple[Wait, ...] = gate, from_below, bus, adapters
+        self._on = [wait for wait in every if wait.is_on]
+        self._held = [wait for wait in (gate, adapters) if wait.is_on]
+
+    def make_queue(
+        self, rank: Callable[[Any], Rank], is_new: Callable[[Any], bool], has_gate: bool
+    ) -> ProgramQueue:
+        """A queue in which turns wait for them. `is_new(request)`: whether a request that is queued
+        has not run yet, so that the gate may hold it. `has_gate`: whether it may hold any."""
+
+        def is_held(request: Any) -> bool:
+            turn = self._turns.get(request.request_id)
+            if turn is None or not is_new(request):
+                return False
+            return self.gate.holds(turn, request.num_tokens, len(self._turns), turn.arrival)
+
+        return ProgramQueue(
+            rank,
+            holds=is_held if self.gate.is_on and has_gate else None,
+            hides=self.from_below.hides if self.from_below.is_on else None,
+            sets_aside=self.bus.__contains__,
+            passes_over=self.adapters.passes_over if self.adapters.is_on else None,
+        )
+
+    def are_due(self) -> bool:
+        """Whether there is something to do before the next step."""
+        return any(wait.is_due() for wait in self._on)
+
+    def held(self) -> Iterator[str]:
+        """The requests that wait because we hold them back, not for a copy."""
+        return chain.from_iterable(self._held)
+
+    def let_in(self, num_idle: int, now: float) -> None:
+        """Before a step: show vLLM the turns that need not wait any more. `num_idle`: how many
+        turns wait for their client."""
+        self.bus.new_step(now)
+        self._queues.release(self.from_below.let_in(now))
+        self._queues.release(self.adapters.let_in())
+        self._through_gate(self.gate.open(len(self._turns) - num_idle, now), now)
+
+    def let_all_in(self, now: float) -> None:
+        """Show vLLM all turns: none waits any more."""
+        self.bus.end()
+        self._queues.release(self.from_below.let_in(now, everybody=True))
+        self._queues.release(self.adapters.let_in(everybody=True))
+        self._through_gate(self.gate.let_all_in(now), now)
+
+    def left(self, turn: Turn) -> None:
+        """The turn is over, and waits for nothing any more."""
+        for wait in self._on:
+            wait.left(turn)
+
+    def _through_gate(self, let_in: Iterable[LetIn], now: float) -> None:
+        """Record each, and show it to vLLM."""
+        for turn, because in let_in:
+            said = {"because": because.value, "held_s": turn.held_s}
+            self._records.happened("let_in", now, turn, **said)
+            self._queues.release((turn.request_id,))
