@@ -43,7 +43,6 @@ NOT_OURS = {
     "tools/cli/ending.py": "sys.excepthook",
     "tools/cli/server.py": "clock.daemon",
     "vllm/about.py": "options.model",
-    "vllm/allocation.py": "_manager.allocate_slots",
     "vllm/attach.py": "ContinuumScheduler.__name__ ContinuumScheduler.__qualname__ "
     "config.get_scheduler_cls config.scheduler_cls engine_args.kv_transfer_config "
     "engine_args_class.create_engine_config",
@@ -52,6 +51,7 @@ NOT_OURS = {
     "vllm/coordinator.py": "_coordinator.single_type_managers "
     "coordinator.find_longest_cache_hit_per_group coordinator.remove_skipped_blocks "
     "each.block_pool",
+    "vllm/hooks.py": "_manager.allocate_slots",
     "vllm/planned.py": "DEVICE.capability args.kv_transfer_config args.load_format "
     "config.cache_config.block_size config.cache_config.num_gpu_blocks "
     "config.compilation_config.mode found.hash_block_size",
@@ -138,9 +138,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("build", "config"),
         *("vllm/about", "vllm/attach", "vllm/pretend", "vllm/proven", "vllm/served"),
     },
-    "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/resets": {"vllm/compat", "vllm/probe", "vllm/touched"},
-    "vllm/allocation": {"build", "vllm/compat"},
     "host_slots": {
         *("config", "dram", "sizes", "scheduler/kv_groups", "worker"),
         *("vllm/node", "vllm/proven", "vllm/served"),
@@ -165,7 +163,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/compat", "vllm/coordinator", "vllm/probe"),
     },
     "vllm/hooks": {
-        *("vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"),
+        *("build", "scheduler", "vllm/compat", "vllm/resets"),
         *("vllm/probe", "vllm/touched"),
     },
     "vllm/attach": {
