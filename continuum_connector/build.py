@@ -33,7 +33,6 @@ from continuum_connector.toolcalls.reader import BackgroundTokenizer, ToolReader
 from continuum_connector.vllm import (
     compat,
     coordinator,
-    expected,
     facts,
     node,
     probe,
@@ -169,7 +168,7 @@ def _decider(
     tokenizer: BackgroundTokenizer,
     account: Account,
 ) -> Decider:
-    costs.seen.assume(block_bytes=block_bytes, prefill=expected.prefill(vllm_config))
+    costs.seen.assume(block_bytes=block_bytes, prefill=served.prefill(vllm_config))
     gaps = Gaps()
     policy = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
     return Decider(

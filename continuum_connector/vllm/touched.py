@@ -266,7 +266,7 @@ v1.worker.utils:AttentionGroup | nothing | vllm/compat.py | -
   kernel_block_table
 v1.worker.gpu.input_batch:InputBatch | nothing | vllm/compat.py | -
   prefill_runs_as_decode_np
-v1.metrics.perf | nothing | vllm/expected.py | -
+v1.metrics.perf | nothing | vllm/served.py | -
   ComponentMetrics FfnMetrics ExecutionContext InvalidComponent
 v1.worker.worker_base | worker | vllm/worker_calls.py | none yet: an epoch of the weights
   WorkerBase
