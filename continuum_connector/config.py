@@ -15,9 +15,9 @@ from typing import Annotated, Any
 import msgspec
 
 from continuum_connector import files
-from continuum_connector.dram import Taken
 from continuum_connector.errors import ConfigError, shown
 from continuum_connector.foreign_keys import instead_of
+from continuum_connector.memory import Taken
 from continuum_connector.sizes import check_units, parse_bytes
 
 CONNECTOR_NAME = "ContinuumConnector"

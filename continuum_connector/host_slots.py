@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from continuum_connector import dram
+from continuum_connector import memory
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.kv_groups import KvGroups
@@ -36,12 +36,12 @@ def with_default_dram(
     node_ranks = node.num_node_ranks(vllm_config)
     platform = served.platform()
     if why := proven.why_no_tier(served.server(vllm_config, kv_cache_config)):
-        taken = dram.Taken(0, why)
+        taken = memory.Taken(0, why)
     elif platform not in ("cuda", "cpu"):
-        taken = dram.Taken(0, f"the copy engine does not know the platform `{platform}`")
+        taken = memory.Taken(0, f"the copy engine does not know the platform `{platform}`")
     else:
         spare = node.spare(vllm_config)
-        taken = dram.take(spare, kv_bytes * node_ranks, on_cpu=platform == "cpu")
+        taken = memory.take(spare, kv_bytes * node_ranks, on_cpu=platform == "cpu")
     if not num_slots_for(taken.num_bytes, node_ranks, slot_bytes(config, kv_cache_config)):
         taken = taken._replace(num_bytes=0)
     # Chains of windows and states are stored whole or not at all. One that finds no room is never
@@ -69,7 +69,7 @@ def num_slots(
     """The number of one rank's host slots; 0 without a tier, and the log says why."""
     if config.tier_bytes == 0:
         why = config.dram.why if config.dram else "dram_bytes = 0"
-        logger.info("ContinuumConnector: no DRAM tier (%s); %s", why, dram.SETS)
+        logger.info("ContinuumConnector: no DRAM tier (%s); %s", why, memory.SETS)
         return 0
     why = proven.why_no_tier(seen)
     if not why and not groups.are_simple and groups.lookup is None:
@@ -87,7 +87,7 @@ def num_slots(
         )
     told = size(config.tier_bytes)
     if config.dram:
-        told = f"up to {told}, by default {config.dram.why}; {dram.SETS}"
+        told = f"up to {told}, by default {config.dram.why}; {memory.SETS}"
     logger.info(
         "ContinuumConnector: DRAM tier of %d blocks of %d KiB on each of %d ranks, %s",
         number,

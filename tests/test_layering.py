@@ -77,16 +77,15 @@ MUTATES = {
     *("pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"),
 }
 
-LEAVES = {"errors", "messages", "files", "sizes", "foreign_keys", "memory"}
+LEAVES = {"errors", "messages", "files", "sizes", "foreign_keys"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
     "messages": set(),
     "files": set(),
     "sizes": set(),
     "foreign_keys": set(),
-    "memory": set(),
-    "dram": {"memory", "sizes"},
-    "config": {"dram", "files", "foreign_keys", "sizes"},
+    "memory": {"sizes"},
+    "config": {"memory", "files", "foreign_keys", "sizes"},
     "named": {"config"},
     "switch": {"files"},
     "programs": set(),
@@ -119,12 +118,12 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "worker": {"messages", "config", "files"},
     "vllm/proven": {"scheduler/kv_groups"},
-    "vllm/node": {"dram"},
+    "vllm/node": {"memory"},
     "vllm/touched": set(),
     "vllm/probe": {"vllm/touched"},
     "vllm/coordinator": {"scheduler", "scheduler/kv_groups", "vllm/compat"},
     "vllm/served": {
-        *("config", "dram", "costs", "scheduler/kv_groups"),
+        *("config", "memory", "costs", "scheduler/kv_groups"),
         *("vllm/compat", "vllm/node", "vllm/proven"),
     },
     "vllm/kv_events": set(),
@@ -139,7 +138,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/resets": {"vllm/compat", "vllm/probe", "vllm/touched"},
     "host_slots": {
-        *("config", "dram", "sizes", "scheduler/kv_groups", "worker"),
+        *("config", "memory", "sizes", "scheduler/kv_groups", "worker"),
         *("vllm/node", "vllm/proven", "vllm/served"),
     },
     "build": {
@@ -167,14 +166,14 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/attach": {
         *("connector", "config", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
         "vllm/probe",
-        *("vllm/proven", "switch", "observe/trace", "dram"),
+        *("vllm/proven", "switch", "observe/trace", "memory"),
     },
     "vllm/plugin": {"vllm/attach", "vllm/probe"},
     "tools/analysis": {"observe/trace", "forecast", "sizes"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
-        *("config", "named", "files", "worker", "switch", "dram", "memory", "sizes"),
+        *("config", "named", "files", "worker", "switch", "memory", "sizes"),
         *("switch_endpoint", "epoch_endpoint", "program_endpoint"),
     },
     "tools/cli": {

@@ -92,7 +92,7 @@ def prepare(vllm_config: Any) -> None:
     ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
     if ours is None:
         return
-    from continuum_connector import dram
+    from continuum_connector import memory
     from continuum_connector.errors import ConfigError
     from continuum_connector.vllm import compat, node, probe
 
@@ -111,7 +111,7 @@ def prepare(vllm_config: Any) -> None:
                 "means; set dram_bytes"
             )
         if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
-            node.keep_spare(vllm_config, dram.look(os.environ))  # Ray's workers may be elsewhere
+            node.keep_spare(vllm_config, memory.look(os.environ))  # Ray's workers may be elsewhere
     config = vllm_config.scheduler_config
     if config.scheduler_cls is None:
         # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.

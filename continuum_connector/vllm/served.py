@@ -13,7 +13,7 @@ import math
 import os
 from typing import Any
 
-from continuum_connector import dram
+from continuum_connector import memory
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig
 from continuum_connector.costs.prior import (
     TYPICAL,
@@ -163,7 +163,7 @@ def splits_blocks(vllm_config: Any) -> bool:
 
 def may_have_tier(config: ContinuumConfig, vllm_config: Any) -> bool:
     """Whether something will be copied, as far as that is known before there are KV groups."""
-    if config.dram_bytes is None and not dram.may_take(node.spare(vllm_config)):
+    if config.dram_bytes is None and not memory.may_take(node.spare(vllm_config)):
         return False
     if config.dram_bytes == 0 or not vllm_config.cache_config.enable_prefix_caching:
         return False
