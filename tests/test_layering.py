@@ -86,7 +86,6 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "foreign_keys": set(),
     "memory": {"sizes"},
     "config": {"memory", "files", "foreign_keys", "sizes"},
-    "named": {"config"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
@@ -94,7 +93,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "observe/metric_table": {"programs", "toolcalls"},
     "observe/account": {"observe/metric_table"},
     "observe/metrics": {"observe/account", "observe/metric_table"},
-    "middleware": {"named", "programs", "observe/metric_table"},
+    "middleware": {"config", "programs", "observe/metric_table"},
     "endpoints": {"config", "middleware"},
     "switch_endpoint": {"switch", "config", "middleware", "endpoints"},
     "epoch_endpoint": {"middleware", "endpoints"},
@@ -129,7 +128,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
     "vllm/worker_calls": {"vllm/compat"},
-    "vllm/compat": {"scheduler", "costs", "named"},
+    "vllm/compat": {"scheduler", "costs", "config"},
     "vllm/about": {"vllm/compat", "vllm/probe"},
     "vllm/pretend": set(),
     "vllm/planned": {
@@ -164,7 +163,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/probe", "vllm/touched"),
     },
     "vllm/attach": {
-        *("connector", "config", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
+        *("connector", "config", "vllm/compat", "vllm/hooks", "vllm/node"),
         "vllm/probe",
         *("vllm/proven", "switch", "observe/trace", "memory"),
     },
@@ -173,7 +172,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
-        *("config", "named", "files", "worker", "switch", "memory", "sizes"),
+        *("config", "files", "worker", "switch", "memory", "sizes"),
         *("switch_endpoint", "epoch_endpoint", "program_endpoint"),
     },
     "tools/cli": {

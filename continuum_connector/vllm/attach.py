@@ -140,8 +140,7 @@ def our_config(transfer: Any) -> ContinuumConfig | None:
     connector = getattr(transfer, "kv_connector", None)
     if connector is None:
         return None
-    from continuum_connector.config import load_config
-    from continuum_connector.named import our_part
+    from continuum_connector.config import load_config, our_part
 
     given = (getattr(transfer, f"kv_{name}", None) for name in ("connector_extra_config", "role"))
     extra = our_part(connector, *given)
