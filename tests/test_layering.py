@@ -77,15 +77,14 @@ MUTATES = {
     *("pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"),
 }
 
-LEAVES = {"errors", "messages", "files", "sizes", "foreign_keys"}
+LEAVES = {"errors", "messages", "files", "sizes"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
     "messages": set(),
     "files": set(),
     "sizes": set(),
-    "foreign_keys": set(),
     "memory": {"sizes"},
-    "config": {"memory", "files", "foreign_keys", "sizes"},
+    "config": {"memory", "files", "sizes"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
