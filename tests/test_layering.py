@@ -135,12 +135,8 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/about", "vllm/attach", "vllm/pretend", "vllm/proven", "vllm/served"),
     },
     "vllm/resets": {"vllm/compat", "vllm/probe", "vllm/touched"},
-    "host_slots": {
-        *("config", "memory", "sizes", "scheduler/kv_groups", "worker"),
-        *("vllm/node", "vllm/proven", "vllm/served"),
-    },
     "build": {
-        "host_slots",
+        *("memory", "sizes"),
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/make"),
         *("observe/account", "observe/trace"),

@@ -216,7 +216,7 @@ config:CacheConfig | nothing | vllm/served.py | -
   prefix_cache_retention_interval
 config:ModelConfig | nothing | build.py | -
   runner_type
-config:ModelConfig | all | vllm/compat.py, vllm/served.py, host_slots.py | -
+config:ModelConfig | all | vllm/compat.py, vllm/served.py, build.py | -
   model skip_tokenizer_init is_hybrid enable_sleep_mode
 config:KVEventsConfig | all | build.py | -
   enable_kv_cache_events

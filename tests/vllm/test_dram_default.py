@@ -11,9 +11,9 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from continuum_connector import memory
+from continuum_connector.build import with_default_dram
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
-from continuum_connector.host_slots import with_default_dram
 from continuum_connector.memory import Spare
 from continuum_connector.vllm import attach, node, served
 from tests.vllm import kv_caches
