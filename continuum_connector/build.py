@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from continuum_connector import host_slots
+from continuum_connector import memory
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
 from continuum_connector.costs.costs import Costs
 from continuum_connector.errors import ConfigError
@@ -28,11 +28,11 @@ from continuum_connector.scheduler.tiers.make import DiskPlan, DramPlan, make_ti
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
+from continuum_connector.sizes import size
 from continuum_connector.toolcalls.reader import BackgroundTokenizer, StopStrings, ToolReader
 from continuum_connector.vllm import (
     compat,
     coordinator,
-    expected,
     facts,
     node,
     probe,
@@ -43,6 +43,7 @@ from continuum_connector.vllm import (
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
+from continuum_connector.worker.layout import padded
 from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker, current_stream
@@ -56,6 +57,10 @@ SWITCHED_OFF = (
 NO_RULE = (
     "ContinuumConnector cannot ask this vLLM which blocks a turn will hit, so pins of models with "
     "windows or states may keep blocks that nobody finds; vLLM 0.33 can be asked"
+)
+NO_LOOKUP = (
+    "no DRAM tier for hybrid KV groups on this vLLM, which cannot be asked what a load could "
+    "bring; vLLM 0.33 can be"
 )
 NEVER_BOUND = (
     "{} has bound no block pool to it (bind_kv_cache_manager, bind_gpu_block_pool), so turns are "
@@ -95,7 +100,7 @@ def resolve_config(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumCon
         config = msgspec.structs.replace(config, dram_bytes=0)
     if probe.is_off(Part.TIER) or probe.is_off(Part.DISK):
         config = msgspec.structs.replace(config, disk_path="")
-    return host_slots.with_default_dram(config, vllm_config, kv_cache_config), ""
+    return with_default_dram(config, vllm_config, kv_cache_config), ""
 
 
 def scheduler_side(
@@ -112,19 +117,19 @@ def scheduler_side(
     groups = _groups(vllm_config, kv_cache_config, pool, found)
     world_size = vllm_config.parallel_config.world_size
     node_ranks = node.num_node_ranks(vllm_config)
-    slot_bytes = host_slots.slot_bytes(config, kv_cache_config)
+    slot_bytes = _host_slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     # What is asked for, also where there can be no tier: an alert compares it with `tier_up`.
     asked = num_slots_for(config.dram_bytes or 0, node_ranks, slot_bytes)
     account.gauge("dram_wanted_blocks", asked)
-    num_slots = host_slots.num_slots(config, seen, groups, node_ranks, slot_bytes)
+    num_slots = num_host_slots(config, seen, groups, node_ranks, slot_bytes)
     traffic = Traffic(world_size, HoldTable(pool), account, config.disk_timeout_s)
     account.gauge("disk_wanted_bytes", config.disk_bytes)
-    memory = DramPlan(num_slots, slot_bytes * world_size, config.dram_bytes is None)
+    dram = DramPlan(num_slots, slot_bytes * world_size, config.dram_bytes is None)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
     tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
     sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
-    trace = _trace(config, vllm_config, groups.scheduler_size, memory.block_bytes, **sizes)
+    trace = _trace(config, vllm_config, groups.scheduler_size, dram.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
     stock = coordinator.stock_beside(pool, found, groups)
     return SchedulerSide(
@@ -134,7 +139,7 @@ def scheduler_side(
         groups=groups,
         traffic=traffic,
         make_tier=functools.partial(
-            make_tier, memory, disk, groups, traffic, account, _tier_events(vllm_config)
+            make_tier, dram, disk, groups, traffic, account, _tier_events(vllm_config)
         ),
         records=Records(account, trace, decider.away, stock),
         waker=Waker(wake) if wake is not None else NoWaker(),
@@ -168,7 +173,7 @@ def _decider(
     tokenizer: BackgroundTokenizer,
     account: Account,
 ) -> Decider:
-    costs.seen.assume(block_bytes=block_bytes, prefill=expected.prefill(vllm_config))
+    costs.seen.assume(block_bytes=block_bytes, prefill=served.prefill(vllm_config))
     gaps = Gaps()
     policy = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
     return Decider(
@@ -243,6 +248,81 @@ def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
         total = max(total, request.num_tokens)
     num_full = groups.num_full_blocks(total) - groups.num_full_blocks(found)
     return max(1, num_full + groups.num_states)
+
+
+# --- how many slots a rank has for blocks in DRAM, how large they are, the line about it ----
+def with_default_dram(
+    config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any
+) -> ContinuumConfig:
+    """The config with the size of a DRAM tier that nobody gave one. Every half and engine of a node
+    gets the same. While vLLM sleeps, the tier gives its memory back, because a copy of the weights
+    needs some (device_allocator/cumem.py)."""
+    if config.dram_bytes is not None:
+        return config
+    kv_bytes = served.bytes_per_block(kv_cache_config) * kv_cache_config.num_blocks
+    node_ranks = node.num_node_ranks(vllm_config)
+    platform = served.platform()
+    if why := proven.why_no_tier(served.server(vllm_config, kv_cache_config)):
+        taken = memory.Taken(0, why)
+    elif platform not in ("cuda", "cpu"):
+        taken = memory.Taken(0, f"the copy engine does not know the platform `{platform}`")
+    else:
+        spare = node.spare(vllm_config)
+        taken = memory.take(spare, kv_bytes * node_ranks, on_cpu=platform == "cpu")
+    if not num_slots_for(taken.num_bytes, node_ranks, _host_slot_bytes(config, kv_cache_config)):
+        taken = taken._replace(num_bytes=0)
+    # Chains of windows and states are stored whole or not at all. One that finds no room is never
+    # ordered, so the pool would not hear that more is wanted.
+    if taken.num_bytes and not served.read_groups(vllm_config, kv_cache_config).are_simple:
+        taken = taken._replace(num_left=0)
+    sleeps = vllm_config.model_config.enable_sleep_mode
+    sleep_dram = "release" if sleeps else config.sleep_dram
+    return msgspec.structs.replace(config, dram=taken, sleep_dram=sleep_dram)
+
+
+def _host_slot_bytes(config: ContinuumConfig, kv_cache_config: Any) -> int:
+    """The size of one rank's host slots, as the worker half lays them out (Layout.padded)."""
+    num_bytes = served.bytes_per_block(kv_cache_config)
+    return padded(num_bytes) if config.disk_path else num_bytes
+
+
+def num_host_slots(
+    config: ContinuumConfig,
+    seen: proven.Server,
+    groups: KvGroups,
+    node_ranks: int,
+    num_bytes: int,
+) -> int:
+    """The number of one rank's host slots; 0 without a tier, and the log says why."""
+    if config.tier_bytes == 0:
+        why = config.dram.why if config.dram else "dram_bytes = 0"
+        logger.info("ContinuumConnector: no DRAM tier (%s); %s", why, memory.SETS)
+        return 0
+    why = proven.why_no_tier(seen)
+    if not why and not groups.are_simple and groups.lookup is None:
+        why = NO_LOOKUP
+    if why:
+        is_asked = config.dram_bytes is not None
+        logger.log(logging.WARNING if is_asked else logging.INFO, "ContinuumConnector: %s", why)
+        return 0
+    number = num_slots_for(config.tier_bytes, node_ranks, num_bytes)
+    if number == 0:
+        raise ConfigError(
+            f"dram_bytes = {config.tier_bytes} over {node_ranks} ranks holds no block "
+            f"({num_bytes} bytes each), so nothing could be offloaded; "
+            f"set {num_bytes * node_ranks} or more, or 0"
+        )
+    told = size(config.tier_bytes)
+    if config.dram:
+        told = f"up to {told}, by default {config.dram.why}; {memory.SETS}"
+    logger.info(
+        "ContinuumConnector: DRAM tier of %d blocks of %d KiB on each of %d ranks, %s",
+        number,
+        num_bytes // 1024,
+        node_ranks,
+        told,
+    )
+    return number
 
 
 # --- worker half ------------------------------------------------------------------------

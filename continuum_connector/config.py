@@ -1,7 +1,8 @@
 """ContinuumConfig: every knob, with unit, bound, default and reason.
 
 A key is set in `kv_connector_extra_config` or in the environment as `CONTINUUM_<KEY>`; the extra
-config wins. Both are parsed once, when the server starts, and a bad value stops the server.
+config wins. Both are parsed once, when the server starts, and a bad value stops the server. Below
+them: our part of vLLM's kv_transfer_config, and what to say of the keys of other connectors in it.
 """
 
 from __future__ import annotations
@@ -9,15 +10,14 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from continuum_connector import files
-from continuum_connector.dram import Taken
 from continuum_connector.errors import ConfigError, shown
-from continuum_connector.foreign_keys import instead_of
+from continuum_connector.memory import Taken
 from continuum_connector.sizes import check_units, parse_bytes
 
 CONNECTOR_NAME = "ContinuumConnector"
@@ -301,3 +301,115 @@ def _check_choices(config: ContinuumConfig) -> None:
                 f"{key} = {value!r} does not exist, so the server stops; "
                 f"{hint}choose one of {', '.join(allowed)}"
             )
+
+
+# --- our part of vLLM's kv_transfer_config ------------------------------------------------
+def our_part(connector: Any, extra: Any, role: Any = None) -> dict[str, Any] | None:
+    """Our extra config, also inside a MultiConnector's; None if we are not named.
+
+    `connector`, `extra`, `role`: `kv_connector`, `kv_connector_extra_config` and `kv_role` of
+    vLLM's config; None for a role that was checked before. Raises ConfigError if our own extra
+    config is no JSON object, our role is not `kv_both`, or we are named twice, or inside an inner
+    one.
+    """
+    if connector == CONNECTOR_NAME:
+        return _object(extra, role)
+    ours = [each for each in _children(extra) if each[1].get("kv_connector") == CONNECTOR_NAME]
+    if len(ours) > 1 or any(depth > 1 for depth, _ in ours):
+        raise ConfigError(
+            f"kv_connector_extra_config.connectors names {CONNECTOR_NAME} twice, or inside another "
+            "MultiConnector, where nothing would find it; name it once, in the outer one"
+        )
+    if not ours:
+        return None
+    _, child = ours[0]
+    return _object(child.get("kv_connector_extra_config"), child.get("kv_role"))
+
+
+def own_headers(scope: Mapping[str, Any]) -> tuple[str, ...]:
+    """The headers that `id_headers` names, from an ASGI scope of vLLM's API server, which has its
+    config, else from the environment. A config that cannot work has stopped the server before."""
+    client = getattr(getattr(scope.get("app"), "state", None), "engine_client", None)
+    transfer = getattr(getattr(client, "vllm_config", None), "kv_transfer_config", None)
+    extra: Mapping[str, Any] | None = None
+    try:
+        if transfer is not None:
+            extra = our_part(transfer.kv_connector, transfer.kv_connector_extra_config)
+        return header_names((extra or {}).get("id_headers", os.environ.get(ID_HEADERS, "")))
+    except ConfigError:
+        return ()
+
+
+def _children(extra: Any, depth: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The connectors that a MultiConnector's extra config names, with their depth, at any depth."""
+    children = extra.get("connectors") if isinstance(extra, Mapping) else None
+    for child in children if isinstance(children, list) else ():
+        if isinstance(child, dict):
+            yield depth, child
+            yield from _children(child.get("kv_connector_extra_config"), depth + 1)
+
+
+def _object(extra: Any, role: Any) -> dict[str, Any]:
+    if role not in (None, "kv_both"):  # None: vllm/plugin.py makes it kv_both
+        raise ConfigError(
+            f"kv_role = {str(role)[:100]!r} stops the server, because {CONNECTOR_NAME} stores KV "
+            "and loads it again in the same server; leave kv_role out, or write kv_both"
+        )
+    if extra is None or isinstance(extra, Mapping):
+        return dict(extra or {})
+    raise ConfigError(
+        f"kv_connector_extra_config = {extra!r} is no JSON object, so its keys cannot be read; "
+        'write one without quotes around it, such as {"dram_bytes": "64GiB"}'
+    )
+
+
+# --- keys of other KV connectors, and what to write here instead --------------------------
+# Whoever moves from one of them to ours pastes its config. Sources: vLLM 0.33
+# (simple_cpu_offload_connector.py, v1/offloading/, v1/kv_offload/), LMCache 0.5.6 (v1/config.py).
+
+_OFFLOADING = "vLLM's own offloading"
+_LMCACHE = "LMCache"
+_ALL_RANKS = "bytes per node, for all its ranks and engines together"
+_POLICY = "leave it out; here `policy` decides what is stored and what leaves first"
+_NOT_HERE = "leave it out; there is no such choice here"
+_BEHIND = "leave it out, or put that connector behind ours in a MultiConnector"
+
+OF_OFFLOADING = {
+    "cpu_bytes_to_use": f"set `dram_bytes` ({_ALL_RANKS})",
+    "cpu_bytes_to_use_per_rank": f"set `dram_bytes` ({_ALL_RANKS}: this times the ranks)",
+    "num_cpu_blocks": f"set `dram_bytes` ({_ALL_RANKS})",
+    "disk_capacity_bytes": f"set `disk_bytes` ({_ALL_RANKS}) beside `disk_path`",
+    "kv_offload_backend": "leave it out; `disk_path` and `disk_bytes` add a disk below DRAM",
+    "secondary_tiers": "set `disk_path` and `disk_bytes` for a local drive; for anything remote, "
+    "put that connector behind ours in a MultiConnector",
+    "block_size": "leave it out; here a block is vLLM's own (`--block-size`)",
+    **dict.fromkeys(("eviction_policy", "store_threshold", "lazy_offload"), _POLICY),
+    **dict.fromkeys(("offload_prompt_only", "max_tracker_size"), _POLICY),
+    **dict.fromkeys(("cache_policy_module_path", "spec_name", "spec_module_path"), _NOT_HERE),
+    **dict.fromkeys(("blocks_per_chunk", "canonical_layout", "disk_buffer_slots"), _NOT_HERE),
+    **dict.fromkeys(("use_page_cache", "self_describing_kv_events"), _NOT_HERE),
+    **dict.fromkeys(("backpressure", "tier_poll_interval_s", "enable_telemetry"), _NOT_HERE),
+    "sync_load_budget_bytes": _NOT_HERE,
+}
+OF_LMCACHE = {
+    "max_local_cpu_size": f"set `dram_bytes` ({_ALL_RANKS}; LMCache counts in GiB)",
+    "local_disk": "set `disk_path`",
+    "max_local_disk_size": f"set `disk_bytes` ({_ALL_RANKS}; LMCache counts in GiB)",
+    "chunk_size": "leave it out; here a block is vLLM's own (`--block-size`)",
+}
+
+
+def instead_of(key: str) -> str:
+    """Say whose key this is, what follows, and what to write; "" if we know nobody who has it.
+
+    It continues a sentence that begins with the key.
+    """
+    if key == "connectors":
+        return (
+            "is one of MultiConnector, so the connectors in it would not run; "
+            "write MultiConnector as kv_connector, with ours as the first in its list"
+        )
+    owner, cure = _OFFLOADING, OF_OFFLOADING.get(key)
+    if key.startswith("lmcache."):
+        owner, cure = _LMCACHE, OF_LMCACHE.get(key.removeprefix("lmcache."), _BEHIND)
+    return f"is one of {owner}, so it would have no effect here; {cure}" if cure else ""

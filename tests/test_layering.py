@@ -43,7 +43,6 @@ NOT_OURS = {
     "tools/cli/ending.py": "sys.excepthook",
     "tools/cli/server.py": "clock.daemon",
     "vllm/about.py": "options.model",
-    "vllm/allocation.py": "_manager.allocate_slots",
     "vllm/attach.py": "ContinuumScheduler.__name__ ContinuumScheduler.__qualname__ "
     "config.get_scheduler_cls config.scheduler_cls engine_args.kv_transfer_config "
     "engine_args_class.create_engine_config",
@@ -52,6 +51,7 @@ NOT_OURS = {
     "vllm/coordinator.py": "_coordinator.single_type_managers "
     "coordinator.find_longest_cache_hit_per_group coordinator.remove_skipped_blocks "
     "each.block_pool",
+    "vllm/hooks.py": "_manager.allocate_slots",
     "vllm/planned.py": "DEVICE.capability args.kv_transfer_config args.load_format "
     "config.cache_config.block_size config.cache_config.num_gpu_blocks "
     "config.compilation_config.mode found.hash_block_size",
@@ -77,17 +77,14 @@ MUTATES = {
     *("pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"),
 }
 
-LEAVES = {"errors", "messages", "files", "sizes", "foreign_keys", "memory"}
+LEAVES = {"errors", "messages", "files", "sizes"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
     "messages": set(),
     "files": set(),
     "sizes": set(),
-    "foreign_keys": set(),
-    "memory": set(),
-    "dram": {"memory", "sizes"},
-    "config": {"dram", "files", "foreign_keys", "sizes"},
-    "named": {"config"},
+    "memory": {"sizes"},
+    "config": {"memory", "files", "sizes"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
@@ -95,7 +92,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "observe/metric_table": {"programs", "toolcalls"},
     "observe/account": {"observe/metric_table"},
     "observe/metrics": {"observe/account", "observe/metric_table"},
-    "middleware": {"named", "programs", "observe/metric_table"},
+    "middleware": {"config", "programs", "observe/metric_table"},
     "endpoints": {"config", "middleware"},
     "switch_endpoint": {"switch", "config", "middleware", "endpoints"},
     "epoch_endpoint": {"middleware", "endpoints"},
@@ -124,41 +121,33 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "worker": {"messages", "config", "files"},
     "vllm/proven": {"scheduler/kv_groups"},
-    "vllm/node": {"dram"},
+    "vllm/node": {"memory"},
     "vllm/touched": set(),
     "vllm/probe": {"vllm/touched"},
     "vllm/coordinator": {"scheduler", "scheduler/kv_groups", "vllm/compat"},
     "vllm/served": {
-        *("config", "dram", "scheduler/kv_groups"),
+        *("config", "memory", "costs", "scheduler/kv_groups"),
         *("vllm/compat", "vllm/node", "vllm/proven"),
     },
     "vllm/kv_events": set(),
     "vllm/facts": {"worker"},
-    "vllm/expected": {"costs"},
     "vllm/worker_calls": {"vllm/compat"},
-    "vllm/compat": {"scheduler", "costs", "named"},
+    "vllm/compat": {"scheduler", "costs", "config"},
     "vllm/about": {"vllm/compat", "vllm/probe"},
     "vllm/pretend": set(),
     "vllm/planned": {
         *("build", "config"),
         *("vllm/about", "vllm/attach", "vllm/pretend", "vllm/proven", "vllm/served"),
     },
-    "vllm/order": {"vllm/compat", "scheduler"},
     "vllm/resets": {"vllm/compat", "vllm/probe", "vllm/touched"},
-    "vllm/allocation": {"build", "vllm/compat"},
-    "host_slots": {
-        *("config", "dram", "sizes", "scheduler/kv_groups", "worker"),
-        *("vllm/node", "vllm/proven", "vllm/served"),
-    },
     "build": {
-        "host_slots",
+        *("memory", "sizes"),
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/make"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
         *("vllm/served", "vllm/facts", "vllm/node"),
         *("vllm/probe", "vllm/touched", "vllm/resets"),
-        "vllm/expected",
     },
     "worker_hooks": {
         *("build", "config", "vllm/compat", "vllm/served", "messages", "worker"),
@@ -170,20 +159,20 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/compat", "vllm/coordinator", "vllm/probe"),
     },
     "vllm/hooks": {
-        *("vllm/compat", "vllm/order", "vllm/allocation", "vllm/resets"),
+        *("build", "scheduler", "vllm/compat", "vllm/resets"),
         *("vllm/probe", "vllm/touched"),
     },
     "vllm/attach": {
-        *("connector", "config", "named", "vllm/compat", "vllm/hooks", "vllm/node"),
+        *("connector", "config", "vllm/compat", "vllm/hooks", "vllm/node"),
         "vllm/probe",
-        *("vllm/proven", "switch", "observe/trace", "dram"),
+        *("vllm/proven", "switch", "observe/trace", "memory"),
     },
     "vllm/plugin": {"vllm/attach", "vllm/probe"},
     "tools/analysis": {"observe/trace", "forecast", "sizes"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
-        *("config", "named", "files", "worker", "switch", "dram", "memory", "sizes"),
+        *("config", "files", "worker", "switch", "memory", "sizes"),
         *("switch_endpoint", "epoch_endpoint", "program_endpoint"),
     },
     "tools/cli": {
@@ -202,7 +191,6 @@ VLLM_IN |= {
         "kv_events",
         "served",
         "facts",
-        "expected",
         "planned",
         "pretend",
         "resets",

@@ -92,7 +92,7 @@ def prepare(vllm_config: Any) -> None:
     ours = our_config(getattr(vllm_config, "kv_transfer_config", None))
     if ours is None:
         return
-    from continuum_connector import dram
+    from continuum_connector import memory
     from continuum_connector.errors import ConfigError
     from continuum_connector.vllm import compat, node, probe
 
@@ -111,7 +111,7 @@ def prepare(vllm_config: Any) -> None:
                 "means; set dram_bytes"
             )
         if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
-            node.keep_spare(vllm_config, dram.look(os.environ))  # Ray's workers may be elsewhere
+            node.keep_spare(vllm_config, memory.look(os.environ))  # Ray's workers may be elsewhere
     config = vllm_config.scheduler_config
     if config.scheduler_cls is None:
         # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.
@@ -140,8 +140,7 @@ def our_config(transfer: Any) -> ContinuumConfig | None:
     connector = getattr(transfer, "kv_connector", None)
     if connector is None:
         return None
-    from continuum_connector.config import load_config
-    from continuum_connector.named import our_part
+    from continuum_connector.config import load_config, our_part
 
     given = (getattr(transfer, f"kv_{name}", None) for name in ("connector_extra_config", "role"))
     extra = our_part(connector, *given)

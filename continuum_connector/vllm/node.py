@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from continuum_connector.dram import Spare
+from continuum_connector.memory import Spare
 
 # An attribute of SchedulerConfig that is no field, so not part of its hash. ParallelConfig cannot
 # have it: for a draft model vLLM copies that config field by field (config/utils.py, replace), and

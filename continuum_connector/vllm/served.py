@@ -1,19 +1,34 @@
 """Served: a server as vLLM's config describes it, in the terms in which proven.py judges it.
 
-It also says the one thing that we ask for before the server is built: where a block's bytes lie.
-What vLLM built is read into KvGroups, and refused if it is not proven. Like compat.py, this goes by
-feature; the fields of specs are those of v1/kv_cache_interface.py.
+It also says the one thing that we ask for before the server is built, where a block's bytes lie,
+and what to expect of a step on this device, for the prior in costs/. What vLLM built is read into
+KvGroups, and refused if it is not proven. Like compat.py, this goes by feature; the fields of specs
+are those of v1/kv_cache_interface.py.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import os
 from typing import Any
 
-from continuum_connector import dram
+from continuum_connector import memory
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig
+from continuum_connector.costs.prior import (
+    TYPICAL,
+    UNKNOWN,
+    Device,
+    Shape,
+    cpu,
+    device_named,
+    prefill_prior,
+)
 from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, WINDOW, KvGroup, KvGroups
 from continuum_connector.vllm import compat, node
 from continuum_connector.vllm.proven import KINDS, Group, Server, check_groups, why_no_tier
+
+logger = logging.getLogger(f"vllm.{__name__}")
 
 
 def read_groups(vllm_config: Any, kv_cache_config: Any) -> KvGroups:
@@ -148,7 +163,7 @@ def splits_blocks(vllm_config: Any) -> bool:
 
 def may_have_tier(config: ContinuumConfig, vllm_config: Any) -> bool:
     """Whether something will be copied, as far as that is known before there are KV groups."""
-    if config.dram_bytes is None and not dram.may_take(node.spare(vllm_config)):
+    if config.dram_bytes is None and not memory.may_take(node.spare(vllm_config)):
         return False
     if config.dram_bytes == 0 or not vllm_config.cache_config.enable_prefix_caching:
         return False
@@ -171,3 +186,61 @@ def own_scheduler(vllm_config: Any) -> str:
     named = type(config).get_scheduler_cls(config)
     is_ours = any(each.__module__ == OURS for each in getattr(named, "__mro__", (named,)))
     return "" if is_ours else str(config.scheduler_cls)
+
+
+# --- what a step takes on it --------------------------------------------------------------
+# vLLM estimates a step's operations and bytes itself (v1/metrics/perf.py), per rank: with experts,
+# quantization and parallelism counted.
+
+# Tokens of the steps that we ask about. With contexts above any window, the difference of two is
+# full attention alone; a step that reads weights has enough tokens to reach most experts.
+NUM_NEW, SHORT, LONG, NUM_READING = 1024, 32_768, 65_536, 64
+
+
+def prefill(vllm_config: Any) -> tuple[float, float, float]:
+    """What a prefill takes on this server, as `prefill_prior` says it. It is only a guess, so
+    nothing that vLLM does not know about its model or device stops the server."""
+    try:
+        prior = prefill_prior(shape(vllm_config), device())
+    except Exception:
+        logger.debug("ContinuumConnector: no estimate of this model or device", exc_info=True)
+        return prefill_prior(TYPICAL, UNKNOWN)
+    return prior if all(map(math.isfinite, prior)) else prefill_prior(TYPICAL, UNKNOWN)
+
+
+def device() -> Device:
+    """The device that vLLM serves on. Asks no driver for more than vLLM itself has asked."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return cpu(len(os.sched_getaffinity(0)))
+    capability = current_platform.get_device_capability() if current_platform.is_cuda() else None
+    return device_named(current_platform.get_device_name(), capability and capability.major)
+
+
+def shape(vllm_config: Any) -> Shape:
+    """One rank's share of the model; TYPICAL where vLLM's estimate does not know the model."""
+    from vllm.v1.metrics import perf
+
+    def part(kind: Any) -> Any:
+        """None: not a part of this model, or not as vLLM's estimate expects one."""
+        try:
+            return kind.from_vllm_config(vllm_config)
+        except (perf.InvalidComponent, AttributeError, LookupError, TypeError, ValueError):
+            return None
+
+    parts = [each for each in map(part, perf.ComponentMetrics.registered_metrics()) if each]
+    # Of a quantization that the estimate does not know, only the head is left.
+    if not any(isinstance(each, perf.FfnMetrics) for each in parts):
+        return TYPICAL
+
+    def flops(context: int) -> float:
+        step = perf.ExecutionContext.from_single_request(NUM_NEW, context, True)
+        return float(sum(part.get_num_flops(step) for part in parts))
+
+    reading = perf.ExecutionContext.from_single_request(NUM_READING, NUM_READING, True)
+    pair_flops = (flops(LONG) - flops(SHORT)) / (NUM_NEW * (LONG - SHORT))
+    token_flops = flops(SHORT) / NUM_NEW - pair_flops * SHORT
+    if token_flops <= 0.0:
+        return TYPICAL
+    return Shape(token_flops, pair_flops, sum(part.get_read_bytes(reading) for part in parts))

@@ -58,7 +58,7 @@ v1.request:Request | nothing | programs/identify.py, vllm/kv_events.py | argumen
   session_id
 v1.request:Request | nothing | vllm/hooks.py | none yet: "this session ended in order"
   resumable
-v1.request:Request | all | vllm/allocation.py | has_pending_block_frees (0.30), a step late
+v1.request:Request | all | vllm/hooks.py | has_pending_block_frees (0.30), a step late
   num_tokens_with_spec num_output_placeholders is_prefill_chunk
 v1.request:Request | hybrids | vllm/coordinator.py | -
   num_in_flight_tokens
@@ -98,7 +98,7 @@ v1.core.kv_cache_manager:KVCacheBlocks | all | vllm/coordinator.py, vllm/resets.
   blocks
 v1.core.kv_cache_manager:KVCacheManager | all | connector.py, vllm/ | bind_kv_cache_manager (0.30)
   block_pool coordinator
-v1.core.kv_cache_manager:KVCacheManager | all | vllm/allocation.py, build.py | unpin_blocks: slower
+v1.core.kv_cache_manager:KVCacheManager | all | vllm/hooks.py, build.py | unpin_blocks: slower
   allocate_slots(request,num_new_tokens,new_computed_blocks,num_external_computed_tokens)
 v1.core.kv_cache_manager:KVCacheManager | all | vllm/resets.py | -
   free(request) get_blocks(request_id)
@@ -131,7 +131,7 @@ v1.core.sched.scheduler:Scheduler | all | vllm/attach.py, vllm/hooks.py | --sche
   max_num_scheduled_tokens num_lookahead_tokens scheduler_config policy get_request_counts
 v1.core.sched.scheduler:Scheduler | priority | vllm/attach.py, vllm/compat.py | -
   _preempt_request block_size
-v1.core.sched.scheduler:Scheduler | order | vllm/order.py | none yet: queues by plugin
+v1.core.sched.scheduler:Scheduler | order | vllm/hooks.py | none yet: queues by plugin
   skipped_waiting|kv_holding_waiting num_waiting_for_streaming_input
 v1.core.sched.scheduler:Scheduler | nothing | vllm/attach.py, vllm/compat.py | none yet
   _select_waiting_queue_for_scheduling _handle_blocked_waiting_request
@@ -146,7 +146,7 @@ v1.core.sched.scheduler | all | vllm/compat.py | -
   Scheduler
 v1.core.sched.async_scheduler | all | vllm/compat.py | -
   AsyncScheduler
-v1.core.sched.request_queue:RequestQueue | order | vllm/order.py, vllm/compat.py | none yet
+v1.core.sched.request_queue:RequestQueue | order | vllm/hooks.py, vllm/compat.py | none yet
   add_request(request) pop_request peek_request prepend_request(request) prepend_requests
   remove_request(request) remove_requests
 v1.core.sched.request_queue:RequestQueue | tier | vllm/compat.py | none yet
@@ -216,7 +216,7 @@ config:CacheConfig | nothing | vllm/served.py | -
   prefix_cache_retention_interval
 config:ModelConfig | nothing | build.py | -
   runner_type
-config:ModelConfig | all | vllm/compat.py, vllm/served.py, host_slots.py | -
+config:ModelConfig | all | vllm/compat.py, vllm/served.py, build.py | -
   model skip_tokenizer_init is_hybrid enable_sleep_mode
 config:KVEventsConfig | all | build.py | -
   enable_kv_cache_events
@@ -266,7 +266,7 @@ v1.worker.utils:AttentionGroup | nothing | vllm/compat.py | -
   kernel_block_table
 v1.worker.gpu.input_batch:InputBatch | nothing | vllm/compat.py | -
   prefill_runs_as_decode_np
-v1.metrics.perf | nothing | vllm/expected.py | -
+v1.metrics.perf | nothing | vllm/served.py | -
   ComponentMetrics FfnMetrics ExecutionContext InvalidComponent
 v1.worker.worker_base | worker | vllm/worker_calls.py | none yet: an epoch of the weights
   WorkerBase

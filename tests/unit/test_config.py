@@ -15,12 +15,14 @@ import pytest
 from continuum_connector.config import (
     ENV_PREFIX,
     KNOBS,
+    OF_LMCACHE,
+    OF_OFFLOADING,
     PATHS,
     ContinuumConfig,
+    instead_of,
     load_config,
 )
 from continuum_connector.errors import ConfigError
-from continuum_connector.foreign_keys import OF_LMCACHE, OF_OFFLOADING, instead_of
 from continuum_connector.sizes import parse_bytes
 
 # One is of no use without the others.

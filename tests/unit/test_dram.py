@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from continuum_connector import dram
+from continuum_connector import memory
 from continuum_connector.config import load_config
-from continuum_connector.dram import Spare, Taken, look, take
-from continuum_connector.memory import GIB, find_room
+from continuum_connector.memory import GIB, Spare, Taken, find_room, look, take
 
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
@@ -115,12 +114,12 @@ def test_a_pool_leaves_the_same_share_to_others(
 
 def test_a_kernel_that_says_nothing_spares_nothing(tmp_path: Path) -> None:
     assert find_room(tmp_path) is None
-    assert not dram.may_take(look({}, tmp_path))
+    assert not memory.may_take(look({}, tmp_path))
     assert take(look({}, tmp_path), GIB, False).num_bytes == 0
 
 
 def test_where_nobody_looked_there_is_no_tier() -> None:
-    assert not dram.may_take(None)
+    assert not memory.may_take(None)
     assert take(None, GIB, False) == Taken(
         0, "nobody could look how much memory is spare: with Ray, or without plugins"
     )

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.dram import Taken
 from continuum_connector.errors import TransferError
+from continuum_connector.memory import Taken
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.worker.engine import PoolState, Region
 from continuum_connector.worker.layout import Layout

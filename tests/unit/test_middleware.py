@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from continuum_connector import middleware
-from continuum_connector.config import CONNECTOR_NAME, ID_HEADERS
+from continuum_connector.config import CONNECTOR_NAME, ID_HEADERS, own_headers
 from continuum_connector.middleware import (
     CONTAINER_COST,
     MAX_BODY_BYTES,
@@ -32,7 +32,6 @@ from continuum_connector.middleware import (
     UnsendableError,
     rewrite,
 )
-from continuum_connector.named import own_headers
 from continuum_connector.observe.metric_table import UNREAD_BODIES
 from continuum_connector.programs.divergence import DIGITS
 from continuum_connector.programs.identify import identify

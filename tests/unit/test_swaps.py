@@ -22,8 +22,6 @@ WALKS = {"_getframe", "currentframe", "stack", "callers"}
 CHECKS_OWN = ("vllm/about.py", "vllm/planned.py", "vllm/pretend.py")
 
 LEFT = {
-    "vllm/allocation.py Allocation.__init__ self._manager.allocate_slots": 11,
-    "vllm/allocation.py Allocation._put_in_place self._manager.allocate_slots": 11,
     "vllm/attach.py _step_out engine_args.kv_transfer_config": "a vLLM that cannot build our class",
     "vllm/attach.py install engine_args_class.create_engine_config": 7,
     "vllm/attach.py prepare config.get_scheduler_cls": 7,
@@ -40,9 +38,11 @@ LEFT = {
     "vllm/coordinator.py Shadow.__init__ self._coordinator.single_type_managers": "a copy's",
     "vllm/coordinator.py find walks": "0.26 to 0.29; later ones bind the manager",
     "vllm/coordinator.py hit_in_all_groups coordinator.find_longest_cache_hit_per_group": "0.26",
-    "vllm/order.py Order._give_back setattr(self._scheduler, name)": 14,
-    "vllm/order.py Order.line_up running": 14,
-    "vllm/order.py Order._take_over setattr(self._scheduler, name)": 14,
+    "vllm/hooks.py Allocation.__init__ self._manager.allocate_slots": 11,
+    "vllm/hooks.py Allocation._put_in_place self._manager.allocate_slots": 11,
+    "vllm/hooks.py Order._give_back setattr(self._scheduler, name)": 14,
+    "vllm/hooks.py Order.line_up running": 14,
+    "vllm/hooks.py Order._take_over setattr(self._scheduler, name)": 14,
     "vllm/plugin.py _give_role KVTransferConfig.__post_init__": 7,
     "vllm/resets.py OlderTurns.__init__ self._manager.free": "only after a reset that was refused",
     "vllm/resets.py OlderTurns.end self._manager.free": "only after a reset that was refused",

@@ -30,7 +30,7 @@ from continuum_connector.connector import ContinuumConnector, Mode
 from continuum_connector.errors import ConfigError
 from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.vllm import attach, compat, plugin
-from continuum_connector.vllm.order import KvFirst
+from continuum_connector.vllm.hooks import KvFirst
 from continuum_connector.worker_hooks import WorkerHooks
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine

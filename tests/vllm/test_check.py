@@ -33,7 +33,7 @@ pytest.importorskip("typer")
 from typer.testing import CliRunner
 
 from bench.sim import versions
-from continuum_connector import build, host_slots
+from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
 from continuum_connector.tools.checks.line import Verdict
@@ -125,7 +125,7 @@ def test_the_scheduler_and_the_check_have_a_tier_for_the_same_types_of_the_cache
     config.cache_config.cache_dtype = dtype
     continuum = ContinuumConfig(dram_bytes=2**30)
     one_group = KvGroups([KvGroup(0, 16)], 16)
-    num_slots = host_slots.num_slots(continuum, served.server(config), one_group, 1, 2**20)
+    num_slots = build.num_host_slots(continuum, served.server(config), one_group, 1, 2**20)
     said = why_no_tier(Server(kv_cache_dtype=dtype))
     assert bool(num_slots) is not bool(said)
     assert said in caplog.text

@@ -10,11 +10,11 @@ import pytest
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from continuum_connector import dram
+from continuum_connector import memory
+from continuum_connector.build import with_default_dram
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.dram import Spare
 from continuum_connector.errors import ConfigError
-from continuum_connector.host_slots import with_default_dram
+from continuum_connector.memory import Spare
 from continuum_connector.vllm import attach, node, served
 from tests.vllm import kv_caches
 from tests.vllm.test_worker_start import BLOCK_BYTES, layers, server
@@ -31,7 +31,7 @@ def without_size(**extra: Any) -> Any:
 
 def seen(monkeypatch: pytest.MonkeyPatch, usable: int) -> None:
     """The node has so many bytes to spare, now."""
-    monkeypatch.setattr(dram, "look", lambda environ: Spare("the machine", usable))
+    monkeypatch.setattr(memory, "look", lambda environ: Spare("the machine", usable))
 
 
 def kv_cache() -> Any:

@@ -11,7 +11,7 @@ from vllm.config import ParallelConfig
 
 from bench.sim import versions
 from continuum_connector.costs.prior import TYPICAL
-from continuum_connector.vllm import expected
+from continuum_connector.vllm import served
 from tests.vllm.harness import Engine
 
 NUM_TURNS = 4
@@ -63,7 +63,7 @@ def test_with_dram_each_pause_has_the_turn_pinned_or_stored(tmp_path: Path) -> N
 # --- what vLLM says of the model and the device ---------------------------------------------
 def test_the_shape_is_that_of_the_models_config() -> None:
     """Two layers of hidden size 64: products 2 * 64 * (3 * 64 + 64 + 3 * 128) a layer."""
-    shape = expected.shape(versions.vllm_config(block_size=16))
+    shape = served.shape(versions.vllm_config(block_size=16))
     assert shape.token_flops == pytest.approx(2 * 2 * 64 * (3 * 64 + 64 + 3 * 128), rel=0.05)
     assert shape.pair_flops == 2 * 4 * 64
     weights = 2 * (2 * 64 * (4 * 64 + 3 * 128) + 64 * 32_000)
@@ -72,11 +72,11 @@ def test_the_shape_is_that_of_the_models_config() -> None:
 
 def test_tensor_parallel_ranks_share_the_work() -> None:
     config = versions.vllm_config(block_size=16)
-    alone = expected.shape(config)
+    alone = served.shape(config)
     config.parallel_config = ParallelConfig(
         tensor_parallel_size=2, distributed_executor_backend="mp"
     )
-    assert expected.shape(config).token_flops == pytest.approx(alone.token_flops / 2, rel=0.05)
+    assert served.shape(config).token_flops == pytest.approx(alone.token_flops / 2, rel=0.05)
 
 
 def test_a_model_that_vllm_cannot_estimate_is_a_typical_one(
@@ -89,4 +89,4 @@ def test_a_model_that_vllm_cannot_estimate_is_a_typical_one(
 
     for kind in perf.ComponentMetrics.registered_metrics():
         monkeypatch.setattr(kind, "from_vllm_config", fails)
-    assert expected.shape(versions.vllm_config(block_size=16)) is TYPICAL
+    assert served.shape(versions.vllm_config(block_size=16)) is TYPICAL

@@ -1,4 +1,4 @@
-"""foreign_keys.py knows what this vLLM's own offloading reads from its config, release by release.
+"""config.py knows what this vLLM's own offloading reads from its config, release by release.
 
 Found in vLLM's sources: a key that a release adds, or a connector, turns this red until somebody
 says what to write here instead.
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import vllm
 
-from continuum_connector.config import KNOBS
-from continuum_connector.foreign_keys import OF_OFFLOADING, instead_of
+from continuum_connector.config import KNOBS, OF_OFFLOADING, instead_of
 
 VLLM = Path(vllm.__file__).parent
 CONNECTORS = "distributed/kv_transfer/kv_connector/v1"
@@ -60,7 +59,7 @@ def keys_below(*places: str) -> dict[str, str]:
 def test_each_key_of_vllms_own_offloading_is_known() -> None:
     found = keys_below(*OFFLOADING)
     unknown = {key: file for key, file in found.items() if key not in {*OF_OFFLOADING, *KNOBS}}
-    assert unknown == {}, "add them to OF_OFFLOADING in foreign_keys.py"
+    assert unknown == {}, "add them to OF_OFFLOADING in config.py"
     assert {"cpu_bytes_to_use", "spec_name", "eviction_policy"} <= set(found), "nothing was read"
     assert instead_of("cpu_bytes_to_use")
 
@@ -72,7 +71,7 @@ def test_each_other_connector_that_reads_keys_is_one_that_was_looked_at() -> Non
         for file in (VLLM / CONNECTORS).rglob("*.py")
         if not str(file).startswith(of_ours) and any(keys_in(file.read_text()))
     }
-    assert readers <= OTHERS, "does its user move to ours? then its keys belong in foreign_keys.py"
+    assert readers <= OTHERS, "does its user move to ours? then its keys belong in config.py"
 
 
 def test_a_key_is_found_however_it_is_read() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from continuum_connector import dram
+from continuum_connector import memory
 from continuum_connector.config import FIRST_BYTES
 from continuum_connector.memory import Headroom, find_room, read_keys
 from continuum_connector.tools.checks.line import Line, error, ok, size, unseen, warning
@@ -38,19 +38,19 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen, cuda: CudaSeen) -> Itera
 
 def _by_default(machine: Machine, room: Headroom, on_cpu: bool) -> Line:
     """What a server that starts now would take, as far as that is known before the KV cache is."""
-    spare = dram.look(machine.environ, machine.root)
+    spare = memory.look(machine.environ, machine.root)
     has = f"{room.owner} has {size(room.available)} available and keeps {size(room.reserve)}"
-    pools = dram.POOLS_ON_CPU if on_cpu else dram.POOLS
+    pools = memory.POOLS_ON_CPU if on_cpu else memory.POOLS
     times = f"{pools} times the KV cache" if pools > 1 else "as much as the KV cache"
-    most = spare.usable // dram.share(spare, on_cpu)
+    most = spare.usable // memory.share(spare, on_cpu)
     text = f"{has}; by default the tier grows to {size(most)} of it, or to {times} if that is less"
-    if most < dram.LEAST:
+    if most < memory.LEAST:
         text = f"{has}; by default {size(most)} are for the tier: none, if the KV cache is larger"
         cure = "free memory, raise the container's limit, or set dram_bytes (0: no tier)"
         return warning("DRAM", text, cure)
     if spare.is_shared:
         text += "; a quarter, because a pod without a memory limit shares the machine"
-    return ok("DRAM", f"{text} ({dram.SETS})")
+    return ok("DRAM", f"{text} ({memory.SETS})")
 
 
 def _room(machine: Machine, plan: Plan, dram_bytes: int, room: Headroom, locks: bool) -> Line:

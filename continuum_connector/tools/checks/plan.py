@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, NoReturn
 
-from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config
+from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config, our_part
 from continuum_connector.errors import ConfigError, ToldError
-from continuum_connector.named import our_part
 from continuum_connector.tools.checks import paste
 from continuum_connector.vllm.node import node_ranks
 from continuum_connector.vllm.proven import why_replaced
