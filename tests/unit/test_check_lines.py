@@ -12,7 +12,7 @@ import pytest
 
 from continuum_connector.tools.checks.line import Line, Verdict, worst
 from continuum_connector.tools.checks.plan import Plan, read_plan
-from continuum_connector.tools.checks.serving import MIDDLEWARE
+from continuum_connector.tools.checks.serving import MIDDLEWARES
 from continuum_connector.tools.cli.check import look
 from tests.unit import fake_machine as fake
 from tests.unit.fake_machine import BRIDGE, CUDA, GIB, H100, PCI, VLLM
@@ -447,7 +447,7 @@ def test_a_middleware_of_ours_by_a_wrong_name_is_an_error(tmp_path: Path, name: 
     machine = fake.make(tmp_path)
     line = one(machine, plan("--middleware", f"continuum_connector.{name}"), "middleware")
     assert line.verdict is ERROR
-    for each in MIDDLEWARE:
+    for each in MIDDLEWARES:
         module, _, what = each.rpartition(".")
         assert hasattr(importlib.import_module(module), what)
         lines = look(machine, plan("--middleware", each))

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from continuum_connector.errors import ToldError
-from continuum_connector.tools.checks import disk, gpu, memory, model, serving, tools
+from continuum_connector.tools.checks import disk, gpu, memory, model, serving
 from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
 from continuum_connector.tools.checks.machine import CudaSeen, Machine, VllmSeen, this_machine
@@ -91,7 +91,6 @@ def look(machine: Machine, plan: Plan) -> Iterator[Line]:
     cuda = machine.see("cuda", CudaSeen)
     plan = as_vllm_reads(plan, vllm.options, machine.environ)
     yield from serving.lines(machine, plan, vllm)
-    yield from tools.lines(plan, vllm)
     yield from model.lines(machine, plan, vllm)
     yield from gpu.lines(machine, plan, vllm, cuda)
     yield from memory.lines(machine, plan, vllm, cuda)
