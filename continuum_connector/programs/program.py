@@ -27,9 +27,13 @@ from typing import Any
 from msgspec import Struct, structs
 
 from continuum_connector.errors import shown
-from continuum_connector.programs import divergence
-from continuum_connector.programs.divergence import Divergence
-from continuum_connector.programs.kept import UNKNOWN, Kept
+from continuum_connector.programs.continuation import (
+    MAX_CHAINS,
+    UNKNOWN,
+    Divergence,
+    Kept,
+    find_divergence,
+)
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
@@ -72,7 +76,7 @@ class Hints(Struct, frozen=True):
 
 class Identity(Struct, frozen=True):
     """Which program a request belongs to. `key` is bounded in length and never empty. `parts`:
-    digests of what it was made of (divergence.py), if the middleware saw it."""
+    digests of what it was made of (continuation.py), if the middleware saw it."""
 
     key: str
     source: IdentitySource
@@ -96,7 +100,7 @@ class Program:
     num_finished: int = 0
     num_counted: int = 0
     last_seen: float = 0.0
-    kept: Kept = field(default_factory=lambda: Kept())  # of its last finished turn
+    kept: Kept = field(default_factory=Kept)  # of its last finished turn
     prompt_end: tuple[int, bytes] | None = None  # of that turn: index and hash of a block
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
     runs_blocks: bool | None = None  # the shell blocks that it is answered (Decider); None: unknown
@@ -132,7 +136,7 @@ class Program:
         if since is not None or identity.hints.compaction:
             return None
         newest = ((kept, self.diverged.get(at)) for at, kept in reversed(self.left.items()))
-        return divergence.find(newest, request, block_size, identity.parts)
+        return find_divergence(newest, request, block_size, identity.parts)
 
     def sends_back(self, is_altered: bool) -> None:
         """A turn has shown whether its client alters answers before it sends them back."""
@@ -174,7 +178,7 @@ class Program:
         self.left[now] = self.kept = kept
         if diverged is not None:
             self.diverged[now] = diverged
-            for at in list(self.diverged)[: -divergence.MAX_CHAINS]:
+            for at in list(self.diverged)[:-MAX_CHAINS]:
                 del self.diverged[at]
 
     def rest(self) -> None:

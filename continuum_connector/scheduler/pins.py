@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
-from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.continuation import Kept
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.lazy_heap import LazyHeap

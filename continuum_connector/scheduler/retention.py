@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from continuum_connector.policy.base import Pin
-from continuum_connector.programs.kept import TO_ITS_END, UNKNOWN
+from continuum_connector.programs.continuation import TO_ITS_END, UNKNOWN
 from continuum_connector.programs.program import MAX_LEFT, Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from continuum_connector.programs.divergence import Divergence
+from continuum_connector.programs.continuation import Divergence
 from continuum_connector.programs.program import Identity, Program
 from continuum_connector.scheduler.against_stock import AgainstStock
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks

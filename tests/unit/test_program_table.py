@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from continuum_connector.programs.answers import Answers
-from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.lineage import NUM_ENDS
 from continuum_connector.programs.program import (
     MAX_KEY_CHARS,
