@@ -1,6 +1,7 @@
 """Program, Identity and Hints: what is known of one agent run and of one of its turns.
 
-ProgramTable holds the programs that we remember.
+ProgramTable holds the programs that we remember; Answers learns whether they send their answers
+back unchanged.
 
 A program's key: the name its client gave it, in a namespace that only such clients can write.
 
@@ -101,7 +102,7 @@ class Program:
     num_counted: int = 0
     last_seen: float = 0.0
     kept: Kept = field(default_factory=Kept)  # of its last finished turn
-    prompt_end: tuple[int, bytes] | None = None  # of that turn: index and hash of a block
+    prompt_end: tuple[int, bytes] | None = None  # of its prompt's last block to hit: index, hash
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
     runs_blocks: bool | None = None  # the shell blocks that it is answered (Decider); None: unknown
     parent: str | None = None
@@ -137,14 +138,6 @@ class Program:
             return None
         newest = ((kept, self.diverged.get(at)) for at, kept in reversed(self.left.items()))
         return find_divergence(newest, request, block_size, identity.parts)
-
-    def sends_back(self, is_altered: bool) -> None:
-        """A turn has shown whether its client alters answers before it sends them back."""
-        self.alters_answers = is_altered
-
-    def prompt_ended(self, mark: tuple[int, bytes] | None) -> None:
-        """Its last prompt can be hit up to this block: index and hash."""
-        self.prompt_end = mark
 
     def answers_blocks(self, runs: bool) -> None:
         """A prompt has shown whether somebody runs the shell blocks that it is answered."""
@@ -185,6 +178,44 @@ class Program:
         """It counts as over: of what its turns left only the newest is known again."""
         for at in list(self.left)[:-MAX_RESTING]:
             del self.left[at]
+
+
+class Answers:
+    """Whether a program's next prompt repeats its last answer unchanged, or continues from the last
+    prompt's end.
+
+    Many clients send an answer back without its thinking. Such a prompt still finds all blocks of
+    full attention up to that point. Of windows, chunks and states it finds only what was kept for a
+    hit that ends there.
+
+    Learns from each returning turn, per program. A program that has not returned yet is expected
+    to do what the last program that returned did. Before any has returned, programs are expected to
+    continue from their answers."""
+
+    def __init__(self, hash_size: int) -> None:
+        self._hash_size = hash_size
+        self._are_altered = False
+
+    def came_back(self, program: Program, hashes: Sequence[bytes]) -> None:
+        """A prompt of these block hashes continues from the program's last finished turn."""
+        marks, prompt = program.kept.marks, program.prompt_end
+        if not marks or prompt is None or marks[-1][0] <= prompt[0]:
+            return  # the answer did not fill a block
+        index, answer = marks[-1]
+        if len(hashes) <= prompt[0] or hashes[prompt[0]] != prompt[1]:
+            return  # the prompt already differs before the answer
+        self._are_altered = len(hashes) <= index or hashes[index] != answer
+        program.alters_answers = self._are_altered
+
+    def are_altered(self, program: Program) -> bool:
+        """Whether we expect the next prompt to continue from the end of the last prompt."""
+        known = program.alters_answers
+        return self._are_altered if known is None else known
+
+    def finished(self, program: Program, hashes: Sequence[bytes], end: int) -> None:
+        """The program's last prompt can be hit up to `end`, in tokens."""
+        last = end // self._hash_size - 1
+        program.prompt_end = (last, hashes[last]) if 0 <= last < len(hashes) else None
 
 
 MAX_KEY_CHARS = 200

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuum_connector.config import ContinuumConfig
-from continuum_connector.programs.answers import Answers
 from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.identify import identify_request
-from continuum_connector.programs.program import ProgramTable
+from continuum_connector.programs.program import Answers, ProgramTable
 from continuum_connector.scheduler.adapter_names import AdapterNames
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
