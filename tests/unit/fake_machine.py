@@ -1,4 +1,4 @@
-"""A machine of a test's own, for continuum_connector/checks: files, environment, answers."""
+"""A machine of a test's own, for continuum_connector/tools/checks: files, environment, answers."""
 
 from __future__ import annotations
 
