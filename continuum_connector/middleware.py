@@ -26,7 +26,7 @@ import msgspec
 
 from continuum_connector.config import own_headers
 from continuum_connector.observe.metric_table import UNREAD_BODIES
-from continuum_connector.programs.divergence import digests
+from continuum_connector.programs.continuation import digests
 from continuum_connector.programs.vendors import Fields, read_carried
 
 Scope = MutableMapping[str, Any]

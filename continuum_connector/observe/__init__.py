@@ -1,0 +1,1 @@
+"""WHAT IS TOLD of it: metrics, and a trace of every decision and its outcome."""

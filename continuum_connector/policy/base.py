@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from continuum_connector.forecast.forecast import Forecast
-from continuum_connector.programs.divergence import Divergence
+from continuum_connector.programs.continuation import Divergence
 from continuum_connector.programs.program import Hints
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from continuum_connector.errors import shown
-from continuum_connector.programs.divergence import DIGITS, MAX_PARTS
+from continuum_connector.programs.continuation import DIGITS, MAX_PARTS
 from continuum_connector.programs.program import (
     Hints,
     Identity,

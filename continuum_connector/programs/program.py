@@ -1,6 +1,7 @@
 """Program, Identity and Hints: what is known of one agent run and of one of its turns.
 
-ProgramTable holds the programs that we remember.
+ProgramTable holds the programs that we remember; Answers learns whether they send their answers
+back unchanged.
 
 A program's key: the name its client gave it, in a namespace that only such clients can write.
 
@@ -27,9 +28,13 @@ from typing import Any
 from msgspec import Struct, structs
 
 from continuum_connector.errors import shown
-from continuum_connector.programs import divergence
-from continuum_connector.programs.divergence import Divergence
-from continuum_connector.programs.kept import UNKNOWN, Kept
+from continuum_connector.programs.continuation import (
+    MAX_CHAINS,
+    UNKNOWN,
+    Divergence,
+    Kept,
+    find_divergence,
+)
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
 
 # A program that is silent for longer counts as over: 99 % of the tool calls of real coding
@@ -72,7 +77,7 @@ class Hints(Struct, frozen=True):
 
 class Identity(Struct, frozen=True):
     """Which program a request belongs to. `key` is bounded in length and never empty. `parts`:
-    digests of what it was made of (divergence.py), if the middleware saw it."""
+    digests of what it was made of (continuation.py), if the middleware saw it."""
 
     key: str
     source: IdentitySource
@@ -96,8 +101,8 @@ class Program:
     num_finished: int = 0
     num_counted: int = 0
     last_seen: float = 0.0
-    kept: Kept = field(default_factory=lambda: Kept())  # of its last finished turn
-    prompt_end: tuple[int, bytes] | None = None  # of that turn: index and hash of a block
+    kept: Kept = field(default_factory=Kept)  # of its last finished turn
+    prompt_end: tuple[int, bytes] | None = None  # of its prompt's last block to hit: index, hash
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
     runs_blocks: bool | None = None  # the shell blocks that it is answered (Decider); None: unknown
     parent: str | None = None
@@ -132,15 +137,7 @@ class Program:
         if since is not None or identity.hints.compaction:
             return None
         newest = ((kept, self.diverged.get(at)) for at, kept in reversed(self.left.items()))
-        return divergence.find(newest, request, block_size, identity.parts)
-
-    def sends_back(self, is_altered: bool) -> None:
-        """A turn has shown whether its client alters answers before it sends them back."""
-        self.alters_answers = is_altered
-
-    def prompt_ended(self, mark: tuple[int, bytes] | None) -> None:
-        """Its last prompt can be hit up to this block: index and hash."""
-        self.prompt_end = mark
+        return find_divergence(newest, request, block_size, identity.parts)
 
     def answers_blocks(self, runs: bool) -> None:
         """A prompt has shown whether somebody runs the shell blocks that it is answered."""
@@ -174,13 +171,51 @@ class Program:
         self.left[now] = self.kept = kept
         if diverged is not None:
             self.diverged[now] = diverged
-            for at in list(self.diverged)[: -divergence.MAX_CHAINS]:
+            for at in list(self.diverged)[:-MAX_CHAINS]:
                 del self.diverged[at]
 
     def rest(self) -> None:
         """It counts as over: of what its turns left only the newest is known again."""
         for at in list(self.left)[:-MAX_RESTING]:
             del self.left[at]
+
+
+class Answers:
+    """Whether a program's next prompt repeats its last answer unchanged, or continues from the last
+    prompt's end.
+
+    Many clients send an answer back without its thinking. Such a prompt still finds all blocks of
+    full attention up to that point. Of windows, chunks and states it finds only what was kept for a
+    hit that ends there.
+
+    Learns from each returning turn, per program. A program that has not returned yet is expected
+    to do what the last program that returned did. Before any has returned, programs are expected to
+    continue from their answers."""
+
+    def __init__(self, hash_size: int) -> None:
+        self._hash_size = hash_size
+        self._are_altered = False
+
+    def came_back(self, program: Program, hashes: Sequence[bytes]) -> None:
+        """A prompt of these block hashes continues from the program's last finished turn."""
+        marks, prompt = program.kept.marks, program.prompt_end
+        if not marks or prompt is None or marks[-1][0] <= prompt[0]:
+            return  # the answer did not fill a block
+        index, answer = marks[-1]
+        if len(hashes) <= prompt[0] or hashes[prompt[0]] != prompt[1]:
+            return  # the prompt already differs before the answer
+        self._are_altered = len(hashes) <= index or hashes[index] != answer
+        program.alters_answers = self._are_altered
+
+    def are_altered(self, program: Program) -> bool:
+        """Whether we expect the next prompt to continue from the end of the last prompt."""
+        known = program.alters_answers
+        return self._are_altered if known is None else known
+
+    def finished(self, program: Program, hashes: Sequence[bytes], end: int) -> None:
+        """The program's last prompt can be hit up to `end`, in tokens."""
+        last = end // self._hash_size - 1
+        program.prompt_end = (last, hashes[last]) if 0 <= last < len(hashes) else None
 
 
 MAX_KEY_CHARS = 200

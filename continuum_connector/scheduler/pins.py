@@ -16,7 +16,7 @@ from typing import Any
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import Pin
-from continuum_connector.programs.kept import TO_ITS_END, UNKNOWN
+from continuum_connector.programs.continuation import TO_ITS_END, UNKNOWN
 from continuum_connector.programs.program import MAX_LEFT, Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks

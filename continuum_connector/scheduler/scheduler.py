@@ -14,10 +14,9 @@ from typing import Any
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.policy.base import After
-from continuum_connector.programs.answers import Answers
+from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.identify import identify_request
-from continuum_connector.programs.kept import Kept
-from continuum_connector.programs.program import ProgramTable
+from continuum_connector.programs.program import Answers, ProgramTable
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.epochs import AdapterNames, Cause, Epochs

@@ -26,8 +26,7 @@ from msgspec import structs
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.gaps import Gap, Gaps
 from continuum_connector.policy.base import After
-from continuum_connector.programs.divergence import Divergence
-from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.continuation import Divergence, Kept
 from continuum_connector.programs.program import MAX_LEFT, OVER_S, Identity, Program
 from continuum_connector.scheduler.found import AgainstStock, Told
 from continuum_connector.scheduler.holds import Hold

@@ -1,0 +1,1 @@
+"""WHAT AN OPERATOR RUNS, outside the server: the `continuum` command."""

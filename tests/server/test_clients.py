@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from bench.cache import CACHE
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import ModelShape, make_model
-from continuum_connector.tools.checks.tools import family_of
+from continuum_connector.tools.checks.serving import family_of
 from continuum_connector.tools.cli.app import app
 from tests.markdown import blocks, tokens
 from tests.narrow import last_words

@@ -16,7 +16,7 @@ from bench.serve.server import ServerError, VllmServer
 from continuum_connector.tools.checks.line import Verdict
 from continuum_connector.tools.checks.machine import this_machine
 from continuum_connector.tools.checks.plan import read_plan
-from continuum_connector.tools.checks.run import check
+from continuum_connector.tools.cli.check import look
 from tests.server.conftest import ServerFactory
 from tests.server.helpers import (
     ask,
@@ -93,7 +93,7 @@ def test_without_prefix_caching_the_connector_steps_aside(server_factory: Server
             "serve with --enable-prefix-caching"
         ]
         command = server.options.command(server.model, server.port)
-        checked = list(check(this_machine(os.environ), read_plan(command, os.environ)))
+        checked = list(look(this_machine(os.environ), read_plan(command, os.environ)))
         foretold = next(line for line in checked if line.subject == "prefix caching")
         assert f"{foretold.text}; {foretold.cure}" == f"the connector steps aside: {said[0]}"
         assert [line for line in checked if line.verdict is Verdict.ERROR] == [foretold]

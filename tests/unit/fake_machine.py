@@ -1,4 +1,4 @@
-"""A machine of a test's own, for continuum_connector/checks: files, environment, answers."""
+"""A machine of a test's own, for continuum_connector/tools/checks: files, environment, answers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from continuum_connector.tools.checks.line import Line, Verdict
 from continuum_connector.tools.checks.machine import Machine
-from continuum_connector.tools.checks.run import check
+from continuum_connector.tools.cli.check import look
 
 GIB = 2**30
 GPU_ID = "0000:01:00.0"
@@ -130,7 +130,7 @@ def make(
 
 def one(machine: Machine, plan: Any, subject: str) -> Line:
     """The line on a subject, of the whole check."""
-    found = [line for line in check(machine, plan) if line.subject == subject]
+    found = [line for line in look(machine, plan) if line.subject == subject]
     assert len(found) == 1, found
     return found[0]
 

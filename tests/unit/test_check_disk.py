@@ -15,7 +15,7 @@ from continuum_connector.errors import TransferError
 from continuum_connector.tools.checks import ask
 from continuum_connector.tools.checks.line import Line, Verdict
 from continuum_connector.tools.checks.plan import Plan, read_plan
-from continuum_connector.tools.checks.run import check
+from continuum_connector.tools.cli.check import look
 from continuum_connector.worker.disk import make_folder
 from tests.unit import fake_machine as fake
 from tests.unit.fake_machine import DRIVE, GIB
@@ -36,7 +36,7 @@ def plan(**config: Any) -> Plan:
 def said(tmp_path: Path, served: Plan | None = None, **made: Any) -> dict[str, Line]:
     """Subject to line, of the lines on the disk alone."""
     machine = fake.make(tmp_path, made.pop("files", None), **made)
-    return {each.subject: each for each in check(machine, served or plan()) if _is_of_disk(each)}
+    return {each.subject: each for each in look(machine, served or plan()) if _is_of_disk(each)}
 
 
 def _is_of_disk(line: Line) -> bool:
@@ -62,7 +62,7 @@ def test_without_a_disk_nothing_is_said_and_nobody_is_asked(tmp_path: Path) -> N
     machine = fake.make(tmp_path)
     asked: list[str] = []
     spy = fake.replace_ask(machine, asked)
-    lines = list(check(spy, plan(disk_path="", disk_bytes=0)))
+    lines = list(look(spy, plan(disk_path="", disk_bytes=0)))
     assert not [each for each in lines if each.subject in SUBJECTS]
     assert "disk" not in asked
 
@@ -153,13 +153,13 @@ def test_what_gets_no_disk_tier_is_said_before_the_start(
     assert line.verdict is ERROR
     assert part in line.text
     without = replace(served, config=plan(disk_path="", disk_bytes=0).config)
-    lines = check(fake.make(tmp_path / "without"), without)
+    lines = look(fake.make(tmp_path / "without"), without)
     assert "disk tier" not in {each.subject for each in lines}
 
 
 def test_where_there_can_be_no_dram_tier_the_disk_is_not_blamed_as_well(tmp_path: Path) -> None:
     served = replace(plan(), pipeline_parallel_size=2, distributed_executor_backend="ray")
-    lines = [each.subject for each in check(fake.make(tmp_path), served)]
+    lines = [each.subject for each in look(fake.make(tmp_path), served)]
     assert "DRAM tier" in lines
     assert "disk tier" not in lines
 

@@ -12,8 +12,8 @@ import pytest
 
 from continuum_connector.tools.checks.line import Line, Verdict, worst
 from continuum_connector.tools.checks.plan import Plan, read_plan
-from continuum_connector.tools.checks.run import check
-from continuum_connector.tools.checks.serving import MIDDLEWARE
+from continuum_connector.tools.checks.serving import MIDDLEWARES
+from continuum_connector.tools.cli.check import look
 from tests.unit import fake_machine as fake
 from tests.unit.fake_machine import BRIDGE, CUDA, GIB, H100, PCI, VLLM
 from tests.vllm.model_configs import LLAMA_8B
@@ -45,7 +45,7 @@ def one(machine: Any, served: Plan, subject: str) -> Line:
 
 
 def test_a_server_where_all_is_well_has_only_ok_lines(tmp_path: Path) -> None:
-    lines = list(check(fake.make(tmp_path), plan(root=tmp_path, trace_path="/proc/trace")))
+    lines = list(look(fake.make(tmp_path), plan(root=tmp_path, trace_path="/proc/trace")))
     fake.none_but_ok(lines)
     assert worst(lines) is OK
     said = {line.subject: line.text for line in lines}
@@ -78,7 +78,7 @@ def test_variables_of_another_connector_are_a_hint_where_it_is_not_named(tmp_pat
     transfer["kv_connector_extra_config"] = {"connectors": both}
     behind = read_plan(["--kv-transfer-config", json.dumps(transfer)], {})
     for other, served in ((machine, behind), (replace(machine, environ={"A": "1"}), plan())):
-        assert "environment" not in {line.subject for line in check(other, served)}
+        assert "environment" not in {line.subject for line in look(other, served)}
 
 
 def test_an_allocator_that_vllm_refuses_beside_a_connector_is_an_error(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_an_allocator_that_vllm_refuses_beside_a_connector_is_an_error(tmp_path:
     assert line.verdict is ERROR
     assert "vLLM stops at start" in line.text
     for flag in ("--enable-cumem-allocator", "--enable-sleep-mode"):
-        subjects = {line.subject for line in check(machine, plan(flag))}
+        subjects = {line.subject for line in look(machine, plan(flag))}
         assert "environment" not in subjects
 
 
@@ -100,7 +100,7 @@ def test_a_bare_machine_says_what_it_could_not_see(tmp_path: Path) -> None:
         cuda={"trouble": "libcuda.so.1: cannot open shared object file"},
         plugins={"continuum": "x"},
     )
-    lines = list(check(machine, plan()))
+    lines = list(look(machine, plan()))
     unseen = {line.subject for line in lines if line.verdict is UNSEEN}
     assert unseen == {
         *("plugin", "KV layout", "model", "GPU", "NUMA", "DRAM", "huge pages"),
@@ -333,7 +333,7 @@ def test_a_model_the_connector_steps_aside_for(tmp_path: Path) -> None:
 
 def test_without_prefix_caching_one_line_is_to_blame(tmp_path: Path) -> None:
     off = kv(aside="prefix caching is off", prefix_caching=False)
-    lines = [each for each in check(fake.make(tmp_path, **off), plan()) if each.verdict is ERROR]
+    lines = [each for each in look(fake.make(tmp_path, **off), plan()) if each.verdict is ERROR]
     assert [line.subject for line in lines] == ["prefix caching"]
 
 
@@ -447,16 +447,16 @@ def test_a_middleware_of_ours_by_a_wrong_name_is_an_error(tmp_path: Path, name: 
     machine = fake.make(tmp_path)
     line = one(machine, plan("--middleware", f"continuum_connector.{name}"), "middleware")
     assert line.verdict is ERROR
-    for each in MIDDLEWARE:
+    for each in MIDDLEWARES:
         module, _, what = each.rpartition(".")
         assert hasattr(importlib.import_module(module), what)
-        lines = check(machine, plan("--middleware", each))
+        lines = look(machine, plan("--middleware", each))
         assert "middleware" not in {line.subject for line in lines}
 
 
 def test_stages_have_a_tier_where_the_executor_passes_their_reports_on(tmp_path: Path) -> None:
     machine = fake.make(tmp_path, cuda={**CUDA, "gpus": [H100, H100]})
-    lines = check(machine, plan("-pp", "2", root=tmp_path))
+    lines = look(machine, plan("-pp", "2", root=tmp_path))
     assert "DRAM tier" not in {line.subject for line in lines}
     ray = plan("-pp", "2", "--distributed-executor-backend", "ray", root=tmp_path)
     line = one(machine, ray, "DRAM tier")
@@ -798,7 +798,7 @@ def test_a_simulated_tier_is_stopped_by_nobody(tmp_path: Path) -> None:
     line = one(machine, plan(), "DRAM")
     assert line.verdict is ERROR
     assert "the kernel kills the server" in line.text
-    assert not {"memlock", "huge pages"} & {each.subject for each in check(machine, plan())}
+    assert not {"memlock", "huge pages"} & {each.subject for each in look(machine, plan())}
 
 
 @pytest.mark.parametrize(
@@ -930,11 +930,11 @@ def test_an_endpoint_that_would_stop_the_server(
 
 
 def test_nothing_is_said_of_an_endpoint_that_is_not_there(tmp_path: Path) -> None:
-    lines = check(fake.make(tmp_path), plan("--middleware", "my.Own"))
+    lines = look(fake.make(tmp_path), plan("--middleware", "my.Own"))
     assert ENDPOINTS.keys().isdisjoint(line.subject for line in lines)
 
 
 def test_each_endpoint_is_a_middleware_that_the_check_knows(tmp_path: Path) -> None:
     named = [word for each in ENDPOINTS.values() for word in ("--middleware", each)]
-    lines = check(fake.make(tmp_path), plan(*named))
+    lines = look(fake.make(tmp_path), plan(*named))
     assert "middleware" not in {line.subject for line in lines}

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from continuum_connector.tools.checks import kv as kvs
-from continuum_connector.tools.checks.kv import BrokenModelError, ShapeError, read_shape
+from continuum_connector.tools.checks import model as models
 from continuum_connector.tools.checks.machine import Kv
+from continuum_connector.tools.checks.model import BrokenModelError, ShapeError, read_shape
 from tests.unit import fake_machine as fake
 from tests.vllm.model_configs import LLAMA_8B
 
@@ -72,9 +72,9 @@ def kv(groups: Any, block_bytes: int) -> Kv:
 
 def test_a_context_takes_whole_blocks_of_each_group() -> None:
     full = kv([("FullAttentionSpec", 16, None)], 1000)
-    assert (kvs.context_bytes(full, 16), kvs.context_bytes(full, 17)) == (1000, 2000)
-    assert kvs.token_bytes(full) == 62.5
-    assert kvs.new_bytes(full, 8) == 500
+    assert (models.context_bytes(full, 16), models.context_bytes(full, 17)) == (1000, 2000)
+    assert models.token_bytes(full) == 62.5
+    assert models.new_bytes(full, 8) == 500
 
 
 def test_of_windows_and_states_a_context_takes_what_the_next_turn_reads() -> None:
@@ -82,10 +82,10 @@ def test_of_windows_and_states_a_context_takes_what_the_next_turn_reads() -> Non
         [("SlidingWindowSpec", 16, 64), ("FullAttentionSpec", 16, None), ("MambaSpec", 16, None)],
         1000,
     )
-    assert kvs.context_bytes(found, 1600) == (4 + 100 + 1) * 1000
-    assert kvs.state_blocks(found) == [16]
-    assert kvs.new_bytes(found, 16) == 3000, "a window's tokens are stored, too"
+    assert models.context_bytes(found, 1600) == (4 + 100 + 1) * 1000
+    assert models.state_blocks(found) == [16]
+    assert models.new_bytes(found, 16) == 3000, "a window's tokens are stored, too"
 
 
 def test_the_largest_unit_is_a_power_of_two_that_divides_the_block() -> None:
-    assert [kvs.match_unit(size) for size in (544, 1056, 2096, 4096)] == [32, 32, 16, 64]
+    assert [models.match_unit(size) for size in (544, 1056, 2096, 4096)] == [32, 32, 16, 64]

@@ -9,22 +9,21 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.tools.checks import tools
 from continuum_connector.tools.checks.line import Line, Verdict
 from continuum_connector.tools.checks.machine import VllmSeen
 from continuum_connector.tools.checks.plan import read_plan
-from continuum_connector.tools.checks.tools import FAMILIES, family_of
+from continuum_connector.tools.checks.serving import FAMILIES, MIDDLEWARE, agent_lines, family_of
 
 SETUP = Path(__file__).resolve().parents[2] / "docs" / "agents-setup.md"
 VLLM = VllmSeen(version="0.32.0", tool_parsers=("hermes", "mistral", "qwen3_json", "qwen3_xml"))
 AUTO, NAMED = "--enable-auto-tool-choice", "--tool-call-parser"
-SEEN = ("--enable-prompt-tokens-details", "--middleware", tools.MIDDLEWARE)
+SEEN = ("--enable-prompt-tokens-details", "--middleware", MIDDLEWARE)
 WARNING, ERROR, OK = Verdict.WARNING, Verdict.ERROR, Verdict.OK
 
 
 def lines(*words: str, vllm: VllmSeen = VLLM, **extra: Any) -> list[Line]:
     plan = replace(read_plan(words, {}), words=words, **extra)
-    return list(tools.lines(plan, vllm))
+    return list(agent_lines(plan, vllm))
 
 
 def test_a_server_that_is_set_up_for_agents_has_one_ok_line() -> None:

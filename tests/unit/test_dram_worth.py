@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import NO_FORECAST, Resident
-from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.decider import DramWorth
 from continuum_connector.scheduler.turns import State, Turn, Turns

@@ -10,7 +10,7 @@ from bench.sim.arms.oracles import Oracle
 from continuum_connector.policy.adaptive import FORESEEN, HOLD_S
 from continuum_connector.policy.base import FinishedTurn, Pin, Snapshot, name_of
 from continuum_connector.programs.program import Hints
-from continuum_connector.tools.analysis.hindsight import Stakes
+from continuum_connector.tools.analysis.summary import Stakes
 
 MAX_TTL_S = 1e5
 

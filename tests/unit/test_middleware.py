@@ -33,7 +33,7 @@ from continuum_connector.middleware import (
     rewrite,
 )
 from continuum_connector.observe.metric_table import UNREAD_BODIES
-from continuum_connector.programs.divergence import DIGITS
+from continuum_connector.programs.continuation import DIGITS
 from continuum_connector.programs.identify import identify
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 

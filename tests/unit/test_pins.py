@@ -10,7 +10,7 @@ import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
-from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.continuation import Kept
 from continuum_connector.scheduler.holds import Hold, HoldTable
 from continuum_connector.scheduler.pins import PinTable
 from continuum_connector.scheduler.turns import LivePin, PinEnd

@@ -19,7 +19,7 @@ from continuum_connector.policy.base import (
     must_free,
 )
 from continuum_connector.policy.baselines import FixedTtl, Stock
-from continuum_connector.programs.divergence import Divergence
+from continuum_connector.programs.continuation import Divergence
 from continuum_connector.programs.program import Hints
 
 

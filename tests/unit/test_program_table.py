@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from continuum_connector.programs.answers import Answers
-from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.lineage import NUM_ENDS
 from continuum_connector.programs.program import (
     MAX_KEY_CHARS,
@@ -16,6 +15,7 @@ from continuum_connector.programs.program import (
     MAX_RESTING,
     OVER_S,
     PART,
+    Answers,
     Hints,
     Identity,
     IdentitySource,

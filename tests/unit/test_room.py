@@ -9,7 +9,7 @@ import pytest
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
-from continuum_connector.programs.kept import Kept
+from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.pins import PinTable

@@ -2,7 +2,7 @@
 
 Read from the models' code (model_executor/models, models/) and their config.json; one GPU, 16-bit
 KV. `block_size` is what vLLM chooses for them (platforms/interface.py, _align_hybrid_block_size).
-Each family whose parsers `continuum check` knows (tools/checks/families.py) has a model here.
+Each family whose parsers `continuum check` knows (tools/checks/serving.py) has a model here.
 """
 
 from __future__ import annotations

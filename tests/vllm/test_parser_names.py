@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 import vllm
 
-from continuum_connector.tools.checks.tools import FAMILIES, Family
+from continuum_connector.tools.checks.serving import FAMILIES, Family
 from continuum_connector.vllm.about import about_vllm
 
 HERE = set(about_vllm()["tool_parsers"])

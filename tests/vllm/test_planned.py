@@ -16,7 +16,7 @@ import pytest
 
 from bench.sim import versions
 from continuum_connector import build
-from continuum_connector.tools.checks import tools as parsers
+from continuum_connector.tools.checks import serving as parsers
 from continuum_connector.vllm import served
 from continuum_connector.vllm.proven import Server, why_no_disk, why_no_tier
 from tests.vllm import model_configs as configs

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from continuum_connector.policy.base import Pin
 from continuum_connector.programs import lineage
-from continuum_connector.programs.kept import TO_ITS_END, Kept
+from continuum_connector.programs.continuation import TO_ITS_END, Kept
 from continuum_connector.programs.program import ProgramTable
 from continuum_connector.scheduler.decider import Decider, DramWorth
 from continuum_connector.scheduler.tiers.chains import SlotClaims

@@ -1,0 +1,1 @@
+"""WHAT A TRACE SAYS: read from files, as numbers and as sentences."""

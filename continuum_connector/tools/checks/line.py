@@ -1,15 +1,10 @@
-"""Line: one finding, with its verdict, and what to do about it.
-
-It also formats numbers, as the native library does (csrc/available.cpp).
-"""
+"""Line: one finding, with its verdict, and what to do about it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
-
-from continuum_connector.sizes import size as size
 
 
 class Verdict(Enum):

@@ -1,7 +1,8 @@
 """Paste: what people paste -> the options of the server that it starts.
 
 A shell line or script, `docker run`, a cloud's command, a systemd unit, compose, Kubernetes and
-other YAML or JSON, HCL, or options alone. Nothing is run and nothing is asked of a cluster.
+other YAML or JSON, HCL, or options alone. Nothing is run and nothing is asked of a cluster: what
+only a shell knows is filled in where the text itself says it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import dropwhile, takewhile
 from os.path import basename
 from pathlib import Path
 from typing import Any
-
-from continuum_connector.tools.checks import shell
-from continuum_connector.tools.checks.shell import ASSIGNMENT
 
 MAX_BYTES = 4 << 20  # of a file
 MAX_LISTED = 200_000  # characters in which lists of words are looked for
@@ -110,7 +109,7 @@ class Pasted:
 
 def read(text: str) -> list[Pasted]:
     """Every server that the text starts. Raises NoServerError."""
-    text = text.replace(shell.OPEN, "")
+    text = text.replace(OPEN, "")
     if _TEMPLATE.search(text):
         raise NoServerError(TEMPLATE)
     text = "\n".join(_FENCED.findall(text)) or text
@@ -159,7 +158,7 @@ def _lost(text: str) -> set[str]:
     if not (found := set(_SET_SOMEHOW.findall(plain))):
         return found
     with contextlib.suppress(ValueError):
-        found -= shell.read(_as_script(text)).assigned
+        found -= read_script(_as_script(text)).assigned
     return found - set(_USED.findall(plain))
 
 
@@ -196,7 +195,7 @@ def of_words(words: Sequence[str]) -> list[Pasted]:
     """The servers that these words of a command line start; one word alone is a whole text, a
     file, or `-` for standard input. Raises NoServerError."""
     if len(words) > 1:
-        found = list(_of_command(list(words), shell.Script())) or list(_bare(words, {}))
+        found = list(_of_command(list(words), Script())) or list(_bare(words, {}))
         return _some(found, " ".join(words))
     [text] = words
     try:
@@ -212,7 +211,7 @@ def of_words(words: Sequence[str]) -> list[Pasted]:
 
 def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:
     try:
-        script = shell.read(_BRACED.sub(r"${\1}", text), environ)
+        script = read_script(_BRACED.sub(r"${\1}", text), environ)
     except ValueError as why:
         raise NoServerError(f"the command cannot be split into words ({why})") from None
     found = [each for words in script.commands for each in _of_command(words, script)]
@@ -229,7 +228,7 @@ def _bare(words: Sequence[str], known: Mapping[str, str]) -> Iterator[Pasted]:
         yield Pasted(rest, {**known, **_assigned(words)})
 
 
-def _of_command(words: list[str], script: shell.Script) -> Iterator[Pasted]:
+def _of_command(words: list[str], script: Script) -> Iterator[Pasted]:
     """The server that one command starts, if it does."""
     environ = script.known | _assigned(words)
     rest = list(words)
@@ -266,7 +265,7 @@ def _image_in(words: Sequence[str]) -> str:
 
 
 def _of_cloud(
-    words: list[str], image: str, environ: dict[str, str], script: shell.Script
+    words: list[str], image: str, environ: dict[str, str], script: Script
 ) -> Iterator[Pasted]:
     """A container of a cloud's command: --command and --args, a list with commas or one text."""
     given: dict[str, list[str]] = {}
@@ -308,14 +307,14 @@ def _assigned(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _served(words: list[str], environ: dict[str, str], script: shell.Script) -> Iterator[Pasted]:
+def _served(words: list[str], environ: dict[str, str], script: Script) -> Iterator[Pasted]:
     """The server whose words these are, or that a script among them starts."""
     for index, word in enumerate(words):
         before = basename(words[index - 1]) if index else ""
         if (word == "serve" and before in ("vllm", _CLI)) or _SERVER.fullmatch(word):
             yield Pasted(words[index + 1 :], environ)
             return
-        is_text = re.search(r"[ \t\n]", word) and (before or shell.OPEN not in word)
+        is_text = re.search(r"[ \t\n]", word) and (before or OPEN not in word)
         if is_text and re.search(r"vllm\b.*\bserve\b|api_server\b", word, re.DOTALL):
             text = re.sub(r"^--[\w-]+=", "", word).rstrip(",")  # of `sbatch --wrap=`, of Python
             inner = list(_of_shell(text, script.known | environ))
@@ -324,7 +323,7 @@ def _served(words: list[str], environ: dict[str, str], script: shell.Script) -> 
                 return
 
 
-def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) -> Iterator[Pasted]:
+def _of_docker(words: list[str], environ: dict[str, str], script: Script) -> Iterator[Pasted]:
     """`docker run [options] IMAGE [words]`."""
     rest = words[next(i for i, word in enumerate(words) if word in ("run", "create")) + 1 :]
     entry: list[str] = []
@@ -339,7 +338,7 @@ def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) 
             value = rest.pop(0) if rest else ""
         if name in ("-e", "--env"):
             key, has, given = value.partition("=")
-            base.environ[key] = given if has else shell.expanded(f"${{{key}}}", environ)
+            base.environ[key] = given if has else expanded(f"${{{key}}}", environ)
         elif name == "--env-file":
             base.environ.update(_env_file(value, base.unknown))
         elif name in ("-v", "--volume"):
@@ -351,7 +350,7 @@ def _of_docker(words: list[str], environ: dict[str, str], script: shell.Script) 
 
 
 def _of_image(
-    image: str, words: list[str], has_entry: bool, base: Pasted, script: shell.Script
+    image: str, words: list[str], has_entry: bool, base: Pasted, script: Script
 ) -> Iterator[Pasted]:
     """A container's server: what its words start, or the image's own if these are options. `base`:
     all but its words."""
@@ -449,7 +448,7 @@ def _walk(node: Any, name: str, around: Mapping[str, str]) -> Iterator[Pasted]:
             yield from (replace(each, name=name) for each in _of_shell(node, around))
     if isinstance(node, list):
         words = [each for each in node if isinstance(each, str)]
-        yield from _served(words, {}, shell.Script(known=dict(around)))
+        yield from _served(words, {}, Script(known=dict(around)))
         for each in node:
             yield from _walk(each, name, around) if not isinstance(each, str) else ()
     if not isinstance(node, dict):
@@ -494,7 +493,7 @@ def _container(
     is_list = isinstance(node.get("env"), list)
     is_pod = bool(set(_ARGS) & set(node)) or ("entrypoint" not in node and is_list)
     base.environ.update(_environment(node, base.unknown))
-    script = shell.Script(known={**inherited, **base.environ})
+    script = Script(known={**inherited, **base.environ})
     if "modelCommand" in node and "command" not in node:
         base.unknown.append("the model of modelArtifacts")
     entry = node.get("command") if is_pod else node.get("entrypoint") or node.get("entryPoint")
@@ -507,19 +506,19 @@ def _container(
     yield from _of_image(str(image or ""), words, bool(entry), base, script)
 
 
-def _words(given: Any, script: shell.Script, is_pod: bool) -> list[str]:
+def _words(given: Any, script: Script, is_pod: bool) -> list[str]:
     """A list is taken word by word, and what is known is filled in; a text as a shell would."""
     if isinstance(given, str):
         given = _BRACED.sub(r"${\1}", given if is_pod else given.replace("$$", "$"))
-        commands = shell.read(given, script.known).commands
+        commands = read_script(given, script.known).commands
         return [word for words in commands for word in words]
     found = []
     for each in given if isinstance(given, list) else ():
         word = str(each) if is_pod else str(each).replace("$$", "$")
         is_script = re.search(r"\s", word)  # for `sh -c`, which reads the same variables itself
         if not is_script and ("$(" if is_pod else "${") in word:
-            word = shell.expanded(word, script.known)
-        found.append(_BRACED.sub(lambda one: shell.expanded(f"${{{one[1]}}}", script.known), word))
+            word = expanded(word, script.known)
+        found.append(_BRACED.sub(lambda one: expanded(f"${{{one[1]}}}", script.known), word))
     return found
 
 
@@ -539,7 +538,7 @@ def _environment(node: Mapping[str, Any], unknown: list[str]) -> dict[str, str]:
             key, given = str(each.get("name") or each.get("key")), each.get("value")
             said = str(given).lower() if isinstance(given, bool) else str(given)
             found[key] = f"${{{key}}}" if given is None else said
-    return {key: shell.expanded(value, {}) for key, value in found.items()}
+    return {key: expanded(value, {}) for key, value in found.items()}
 
 
 def _settled(pasted: Pasted) -> Pasted:
@@ -548,7 +547,7 @@ def _settled(pasted: Pasted) -> Pasted:
     words: list[str] = []
     unknown = list(pasted.unknown)
     for each in pasted.words:
-        word, names = shell.filled(each)
+        word, names = filled(each)
         unknown += names
         if word is not None:
             words.append(_here(word, pasted.mounts))
@@ -556,7 +555,7 @@ def _settled(pasted: Pasted) -> Pasted:
             words.pop()  # the option whose value it is
     environ = {}
     for name, given in pasted.environ.items():
-        value, names = shell.filled(given)
+        value, names = filled(given)
         unknown += names if re.fullmatch(_OURS, name) else []
         if value is not None:
             environ[name] = value
@@ -572,3 +571,165 @@ def _here(word: str, mounts: Mapping[str, str]) -> str:
             if local.exists():
                 return f"{head}{equals}{local}"
     return word
+
+
+# --- a shell's words ---------------------------------------------------------------------------
+# A script -> its commands, each a list of words. What only a shell knows (variables, `$(...)`) is
+# filled in where the text itself says it. Where it does not, a mark stands in the word: `filled`
+# takes marks out again.
+OPEN = "\0"  # begins a mark: what is written there, and its default, if it has one
+MAX_SHOWN = 60  # characters of what is written at a mark
+SPLIT = "\4"  # stands where a word of several ends, in what a variable or an array holds
+_MARK = re.compile("\0([^\1]*)\1(\3?)([^\2]*)\2")
+_BLANK = re.compile("(\0[^\2]*\2)|\\s+|^$")  # ends a word, but not within a mark
+# $VAR, ${VAR}, ${VAR:-default}, $(VAR) of Kubernetes; of more than that only the name counts
+_VARIABLE = re.compile(
+    r"\$(?:(?P<name>\w+)|\{(?P<braced>\w+)(?:\[[@*]\])?(?P<rest>[^}]*)\}"
+    r"|\((?P<k8s>[A-Z_][A-Z0-9_]*)\)|\((?:[^()]|\([^()]*\))*\)|[@*#?]|\{[^}]*\})"
+)
+# Of a variable that a text within the text holds there may be a mark already.
+_STANDS = rf"(?P<mark>\x00[^\x02]*\x02)|(?P<filled>{_VARIABLE.pattern}|`[^`]*`)"
+# What stands for itself is taken at once, because a word may have a megabyte.
+_QUOTED = re.compile(
+    rf"""\\(?P<escaped>["\\$`\n]) | (?P<quote>") | {_STANDS} | [^"\\$`\0]+ | .""",
+    re.VERBOSE | re.DOTALL,
+)
+# A place is <your key>, as guides write it: a redirection has a space or a file's end behind it.
+# In cmd.exe ^ continues a line, in PowerShell `.
+_TOKEN = re.compile(
+    rf"""(?P<skipped>[\\^`]\n(?!\Z))
+       | (?P<place><[A-Za-z](?:[\w .-]*\w)?>(?=[\s'"/:,)]|$))
+       | (?P<redirect>[<>]+&?-? | &(?=>)) | (?P<blank>[ \t\r]+) | (?P<end>[\n;&|()])
+       | '(?P<said>[^']*)' | (?P<open>') | (?P<quote>") | \$'(?P<ansi>(?:[^'\\]|\\.)*)'
+       | \\(?P<escaped>.?) | {_STANDS} | [^\s;&|()<>\\'"$`^\0]+ | .""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+
+
+@dataclass
+class Script:
+    """`commands`: each with the words of one. `known`: variables that the text sets, for more than
+    one command; `assigned`: names of all that it ever sets."""
+
+    commands: list[list[str]] = field(default_factory=list)
+    known: dict[str, str] = field(default_factory=dict)
+    assigned: set[str] = field(default_factory=set)
+
+
+def read_script(text: str, environ: Mapping[str, str] | None = None) -> Script:
+    """The commands of a script. `environ`: variables that are known beforehand.
+
+    Raises ValueError if a quotation is not closed.
+    """
+    script = Script(known=dict(environ or {}))
+    for words in _split(text.replace("\r\n", "\n"), script):
+        script.commands.append(words)
+        _assign(words, script)
+    return script
+
+
+def _assign(words: list[str], script: Script) -> None:
+    """What a command leaves for those behind it; what stands before a program is its alone."""
+    words = [*dropwhile(("then", "do", "else", "{").__contains__, words)] or [""]
+    rest = words[1:] if words[0] in ("export", "declare", "set") else words
+    found = [*takewhile(bool, map(ASSIGNMENT.fullmatch, rest))]
+    script.assigned.update(match[1] for match in found if match)
+    for match in found if rest is not words or len(found) == len(words) else ():
+        if match:
+            adds = match[0][len(match[1])] == "+"
+            script.known[match[1]] = adds * script.known.get(match[1], "") + match[2]
+    for word in words[1:] if words[0] == "unset" else ():
+        script.known.pop(word, None)
+
+
+def _split(text: str, script: Script) -> Iterator[list[str]]:
+    """One pass over the text. A redirection and what it names are left out."""
+    words: list[str] = []
+    word: str | None = None
+    skips = is_quoted = is_array = False  # skips: the next word names a file of a redirection
+    at, text = 0, f"{text}\n"
+    while at < len(text):
+        if text[at] == "#" and not is_quoted and (word is None or word[-1:] == SPLIT):
+            at = text.index("\n", at)
+        token = (_QUOTED if is_quoted else _TOKEN).match(text, at)
+        assert token  # as each character is one
+        at, kind, piece = token.end(), token.lastgroup or "", token[0]
+        if kind == "skipped":
+            continue
+        if kind == "open":
+            break
+        if is_array and kind in ("blank", "end", "redirect"):
+            is_array = piece != ")"
+            word = f"{word}{SPLIT if piece.isspace() else piece * is_array}"
+            continue
+        if piece == "(" and kind and word and word[-1] == "=" and ASSIGNMENT.match(word):
+            is_array, word = True, word + SPLIT
+            continue
+        if kind in ("blank", "end", "redirect"):
+            is_stream = word is not None and word.isdecimal() and piece[0] in "<>"  # 2>file
+            if word is not None and not skips and not is_stream:
+                words += _fields(word)
+            skips = kind == "redirect" or (skips and word is None)
+            word = None
+            if kind == "end" and words:
+                yield words
+                words, skips = [], False
+            continue
+        if kind == "quote":
+            is_quoted, piece = not is_quoted, ""
+        elif kind in ("said", "escaped"):
+            piece = token[kind] if kind == "said" or not is_quoted else token[kind].strip("\n")
+        elif kind == "ansi":
+            piece = re.sub(r"(?s)\\(.)", lambda one: _ESCAPES.get(one[1], one[1]), token["ansi"])
+        elif kind == "place":
+            piece = _mark(piece, None)
+        elif kind == "filled":
+            piece = _filled(token, script.known)
+            if not is_quoted:
+                piece = _BLANK.sub(lambda found: found[1] or SPLIT, piece)
+        word = (word or "") + piece
+    if is_quoted or at < len(text):
+        raise ValueError("a quotation is not closed")
+    if words:
+        yield words
+
+
+def _fields(word: str) -> list[str]:
+    """The words that a word becomes: what is assigned stays one, but for an array."""
+    if SPLIT not in word or f"={SPLIT}" in word:
+        return [word]
+    if ASSIGNMENT.match(word):
+        return [word.replace(SPLIT, " ")]
+    return [each for each in word.split(SPLIT) if each]
+
+
+def _filled(found: re.Match[str], known: Mapping[str, str]) -> str:
+    """What is known of a variable or a command; a mark if nothing is."""
+    name = found["name"] or found["braced"] or found["k8s"]
+    if name in known:
+        return known[name]
+    rest = found["rest"] or ""
+    default = rest[2:] if rest[:2] in (":-", ":=") else rest[1:] if rest[:1] == "-" else None
+    is_unknown = default and ("$" in default or OPEN in default)
+    return _mark(found[0], None if is_unknown else default)
+
+
+def _mark(written: str, default: str | None) -> str:
+    written = _MARK.sub(r"\1", written)[:MAX_SHOWN]
+    return f"{OPEN}{written}\1" + ("" if default is None else f"\3{default}") + "\2"
+
+
+def expanded(word: str, known: Mapping[str, str]) -> str:
+    """A word without quotes, with what is known filled in, and marks for the rest."""
+    return _VARIABLE.sub(lambda found: _filled(found, known), word)
+
+
+def filled(word: str) -> tuple[str | None, list[str]]:
+    """The word with defaults in the place of its marks, None if one has none; what stood there."""
+    marks = list(_MARK.finditer(word))
+    names = [match[1] for match in marks]
+    if not all(match[2] for match in marks):
+        return None, names
+    return _MARK.sub(lambda match: match[3], word), names

@@ -1,0 +1,1 @@
+"""THE COMMANDS of `continuum`, and how each of them ends."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -12,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from continuum_connector.errors import ToldError
+from continuum_connector.tools.checks import disk, gpu, memory, model, serving
+from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
-from continuum_connector.tools.checks.machine import this_machine
-from continuum_connector.tools.checks.plan import planned
-from continuum_connector.tools.checks.run import check as look
+from continuum_connector.tools.checks.machine import CudaSeen, Machine, VllmSeen, this_machine
+from continuum_connector.tools.checks.plan import Plan, as_vllm_reads, planned
 from continuum_connector.tools.cli import ending
 from continuum_connector.tools.cli.terminal import Command, looking, terminal
 from continuum_connector.tools.cli.terminal import name as shown
@@ -80,6 +82,19 @@ def check(
         else:
             show(terminal(), lines)
     raise typer.Exit(STATUS.get(found, ending.DONE))
+
+
+def look(machine: Machine, plan: Plan) -> Iterator[Line]:
+    """Every line, in the order in which a server would meet what they are about. Takes seconds,
+    because another process imports vLLM."""
+    vllm = machine.see("vllm", VllmSeen, *((KV, *plan.words) if plan.words else ()))
+    cuda = machine.see("cuda", CudaSeen)
+    plan = as_vllm_reads(plan, vllm.options, machine.environ)
+    yield from serving.lines(machine, plan, vllm)
+    yield from model.lines(machine, plan, vllm)
+    yield from gpu.lines(machine, plan, vllm, cuda)
+    yield from memory.lines(machine, plan, vllm, cuda)
+    yield from disk.lines(machine, plan)
 
 
 def show(console: Console, lines: list[Line]) -> None:

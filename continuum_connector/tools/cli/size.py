@@ -17,10 +17,10 @@ from rich.table import Table
 
 from continuum_connector.errors import ToldError
 from continuum_connector.sizes import parse_bytes
-from continuum_connector.tools.checks import kv as kvs
+from continuum_connector.sizes import size as text_of
+from continuum_connector.tools.checks import model as models
 from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import several
-from continuum_connector.tools.checks.line import size as text_of
 from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
 from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
@@ -196,8 +196,8 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
             raise ToldError(f"{why_not}; no DRAM would be used")
         if has_disk and kv.no_disk:
             raise ToldError(f"{kv.no_disk}; leave --dram out")
-        says = f"vLLM {seen.version}, its own layers on {kv.device}: {kvs.in_words(kv)}"
-        sizes = kvs.context_bytes(kv, load.context), kvs.new_bytes(kv, load.new_tokens)
+        says = f"vLLM {seen.version}, its own layers on {kv.device}: {models.in_words(kv)}"
+        sizes = models.context_bytes(kv, load.context), models.new_bytes(kv, load.new_tokens)
         return Place(*sizes, place.vram_bytes, kv.num_ranks, place.pcie, says)
     if seen.refused:
         raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
@@ -207,11 +207,11 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
             "give --bytes-per-token instead"
         )
     try:
-        config = kvs.read_model_config(plan.model, environ)
-        token = kvs.read_shape(config, plan.kv_cache_dtype).context_bytes(
+        config = models.read_model_config(plan.model, environ)
+        token = models.read_shape(config, plan.kv_cache_dtype).context_bytes(
             1, plan.tensor_parallel_size
         )
-    except (kvs.NoModelError, kvs.ShapeError) as why:
+    except (models.NoModelError, models.ShapeError) as why:
         raise ToldError(f"{why}; give --bytes-per-token instead") from None
     trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
     says = f"config.json alone, without vLLM{trouble}"
