@@ -23,6 +23,7 @@ MARKS = {"vllm", "native", "server"}  # a folder of that name, wherever it lies
 BEFORE_A_RELEASE = {
     "bench_ab": "each arm of the A/B; what it does is in bench/tests",
     "bench_agents": "the same of one server",
+    "clients": "other makers', pinned; what they send is in tests/unit/test_middleware.py",
     "data_parallel": "three servers; the books of ranks are in tests/vllm/test_node.py",
     "decisions": "six servers; each decision is in tests/vllm/test_outcomes.py",
     "demo_smoke": "the demo",
