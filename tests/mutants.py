@@ -240,6 +240,13 @@ MUTANTS = (
         "tests/unit/test_lineage.py",
     ),
     Mutant(
+        "programs: ids that name requests are believed",
+        "programs/program.py",
+        "        return self._num_in_vain[source] > self.NUM_IN_VAIN\n",
+        "        return False\n",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
         "divergence: what else continues under its id hides a clock",
         "programs/program.py",
         "        if surest > UNKNOWN or (surest and not any",

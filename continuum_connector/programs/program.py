@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 import hashlib
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -273,6 +273,41 @@ def _digest(text: str, use: bytes) -> str:
 _TRIES = 32  # programs in use that a turn looks at before it leaves the table too full
 
 
+class Names:
+    """Whether the ids of a source name programs. Some clients and proxies send a new one with each
+    request. So if NUM_IN_VAIN prompts under new ids have gone on with what turns under other ids of
+    that source left, and no id of it ever came back with a longer prompt, the prompts tell its
+    programs apart, as if there were no ids. Once one comes back, its source is believed for good.
+    """
+
+    NUM_IN_VAIN = 3
+    MAX_IDS = 4096  # by which one would come back
+
+    def __init__(self) -> None:
+        self._believed: set[IdentitySource] = set()
+        self._num_in_vain: Counter[IdentitySource] = Counter()
+        self._num_blocks: OrderedDict[str, int] = OrderedDict()  # of the first prompt under an id
+
+    def sent(self, identity: Identity, num_blocks: int) -> bool:
+        """An id was sent with a prompt of so many blocks; return whether it may name nobody."""
+        if identity.source in self._believed:
+            return False
+        # The same prompt again is a retry, or another sample.
+        if num_blocks > self._num_blocks.setdefault(identity.key, num_blocks):
+            self._believed.add(identity.source)
+            self._num_blocks.clear()
+            return False
+        if len(self._num_blocks) > self.MAX_IDS:
+            self._num_blocks.popitem(last=False)
+        return True
+
+    def name_nobody(self, source: IdentitySource) -> bool:
+        """A prompt under a new id of that source goes on with another's last turn; return whether
+        such ids name nobody."""
+        self._num_in_vain[source] += 1
+        return self._num_in_vain[source] > self.NUM_IN_VAIN
+
+
 class ProgramTable:
     """Programs by key, about `max_programs` of them. Those that never came back leave first,
     unnamed ones before named ones, then the least recently seen: a flood of questions does not make
@@ -292,6 +327,7 @@ class ProgramTable:
         self._evictable = evictable
         self._lineage = LineageIndex(NUM_ENDS * max_programs)
         self._programs: OrderedDict[str, Program] = OrderedDict()
+        self._names = Names()
         # Those whose first turn has ended and that no other followed: unnamed, then named ones.
         self._once: tuple[OrderedDict[str, None], ...] = (OrderedDict(), OrderedDict())
 
@@ -313,13 +349,16 @@ class ProgramTable:
         number of tokens, and by the `tokens` themselves if they are known; if that does not
         either, it is a new program. `hints` are for such requests.
         """
-        if identity is None or is_shared(identity):
+        is_open = identity is not None and self._names.sent(identity, len(block_hashes))
+        if identity is None or is_open or is_shared(identity):
             known = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
             known = known if known in self._programs else None
             if identity is None:
                 identity = _inferred(known, hints or Hints())
-            else:
+            elif is_shared(identity):
                 identity = self._one_of(identity, known)
+            if is_open and known is not None and identity.key not in self._programs:
+                identity = self._unless_in_vain(identity, self._programs[known])
         program = self._programs.get(identity.key)
         if program is None:
             program = Program(identity.key, identity.source, arrival=now)
@@ -388,6 +427,16 @@ class ProgramTable:
         if shared.key not in self._programs:
             return shared
         return structs.replace(shared, key=part + secrets.token_hex(_PART_BYTES))
+
+    def _unless_in_vain(self, new: Identity, known: Program) -> Identity:
+        """Whose turn it is, under an id that nobody has had, if it continues the last turn of
+        `known`: that program's, if such ids name nobody."""
+        # A sub-agent says whose it is, and what says that it is the last may be another's fork.
+        says_more = new.hints.parent is not None or new.hints.final
+        is_others = known.source is new.source and not known.final
+        if says_more or not is_others or not self._names.name_nobody(new.source):
+            return new
+        return structs.replace(new, key=known.key)
 
     def _shrink(self) -> None:
         """Forget programs until the bound holds, or all that were looked at are in use. Each queue

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -19,6 +20,7 @@ from continuum_connector.programs.program import (
     Hints,
     Identity,
     IdentitySource,
+    Names,
     Program,
     ProgramTable,
 )
@@ -322,3 +324,64 @@ def test_a_request_of_less_than_a_block_takes_nobodys_place() -> None:
     assert len(program.left) == 2
     assert program.left_by(blocks("000abcdefg")) == 0.0
     assert program.left_by(blocks("other")) is None
+
+
+# --- ids that name requests -----------------------------------------------------------------
+CHATS = ("aaaa", "bbbb", "cccc", "dddd", "eeee")
+
+
+def chats_go_on(table: ProgramTable, identity: Callable[[int], Identity]) -> list[str]:
+    """Two turns of each chat, the second under another id; the keys of those."""
+    for number, text in enumerate(CHATS):
+        turn(table, identity(number), 1.0 + number, text, "xyz" + text)
+    return [
+        turn(table, identity(10 + number), 20.0 + number, f"{text}xyz{text}tool")[1].key
+        for number, text in enumerate(CHATS)
+    ]
+
+
+def test_where_no_id_comes_back_prompts_say_whose_turn_it_is(table: ProgramTable) -> None:
+    keys = chats_go_on(table, lambda number: named(f"r{number}"))
+    assert keys == ["r10", "r11", "r12", "r3", "r4"]  # three could have been forks
+    assert len(table) == 8
+
+
+def test_a_cache_key_for_each_request_is_none(table: ProgramTable) -> None:
+    keys = chats_go_on(table, lambda n: Identity(f"cache-key:{n}", IdentitySource.VENDOR))
+    assert keys[3:] == ["cache-key:3", "cache-key:4"]
+
+
+@pytest.mark.parametrize("hints", [{"parent": "r0"}, {"final": True}])
+def test_a_new_id_that_says_more_is_its_own(table: ProgramTable, hints: Any) -> None:
+    keys = chats_go_on(table, lambda number: named(f"r{number}", **hints))
+    assert keys == ["r10", "r11", "r12", "r13", "r14"]
+
+
+def test_once_an_id_came_back_each_names_a_program(table: ProgramTable) -> None:
+    turn(table, named("agent"), 0.1, "zzzz", "zzzz")
+    turn(table, named("agent"), 0.5, "zzzzzzzz+", "zzzz")
+    keys = chats_go_on(table, lambda number: named(f"r{number}"))
+    assert keys == ["r10", "r11", "r12", "r13", "r14"]
+
+
+def test_an_id_under_which_a_turn_was_anothers_comes_back(table: ProgramTable) -> None:
+    assert chats_go_on(table, lambda number: named(f"r{number}"))[-1] == "r4"
+    assert turn(table, named("r14"), 40.0, "eeeexyzeeeetoolmore")[1].key == "r14"
+    assert turn(table, named("r99"), 50.0, "eeeexyzeeeetoolmore and more")[1].key == "r99"
+
+
+def test_samples_and_retries_of_a_request_do_not_come_back(table: ProgramTable) -> None:
+    for _ in range(2):
+        table.begin_turn(named("sample"), blocks("ssss"), 0.1)
+    for _ in range(2):
+        turn(table, named("retry"), 0.2, "rrrr", "r")
+    assert chats_go_on(table, lambda number: named(f"r{number}"))[-1] == "r4"
+
+
+def test_ids_that_may_come_back_are_bounded(
+    table: ProgramTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Names, "MAX_IDS", 3)
+    for number in range(9):
+        turn(table, named(f"n{number}"), 0.1, "nnnn")
+    assert len(table._names._num_blocks) == 3

@@ -7,6 +7,7 @@ vLLM: in VRAM alone, with DRAM, and with a disk below it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,19 @@ def conversations(engine: Engine, named: Name, num: int = 6) -> int:
     if engine.connector is not None:
         check(engine)
     return found
+
+
+def a_new_id() -> Name:
+    """What a client sends that makes an id per request."""
+    ids = itertools.count()
+    return lambda _: f"request-{next(ids)}"
+
+
+@pytest.mark.parametrize("num_slots", [200, 0], ids=["dram", "vram"])
+def test_a_new_id_for_each_request_costs_no_more_than_until_it_is_seen(num_slots: int) -> None:
+    """That takes three turns that find nothing under their new ids, and what they leave."""
+    unnamed = conversations(ours(70, num_slots), nothing)
+    assert 0 < 0.6 * unnamed < conversations(ours(70, num_slots), a_new_id())
 
 
 @pytest.mark.parametrize("num_slots", [200, 0], ids=["dram", "vram"])
