@@ -33,7 +33,7 @@ def _numbers() -> Iterator[Any]:
         yield pytest.param(number, id=touch.name, marks=waits)
 
 
-@pytest.mark.parametrize("number", _numbers())
+@pytest.mark.parametrize("number", list(_numbers()))
 def test_a_renamed_name_ends_nothing_and_is_told(number: int) -> None:
     touch = TOUCHED[number]
     if not renames.probe.is_there(touch):
