@@ -7,21 +7,12 @@ down with each step, and one `WorkerReport` comes up from each rank.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 BlockIds = npt.NDArray[np.int32]
-_NUMBER = operator.attrgetter("block_id")
-
-
-def ids_of(blocks: Sequence[Any]) -> BlockIds:
-    """The numbers of these blocks; in C, because there may be thousands."""
-    return np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks))
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "forecast": {"toolcalls"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
     "scheduler/found": set(),
-    "scheduler/holds": {"messages"},
     "scheduler/kv_groups": {"messages"},
+    "scheduler/holds": {"messages", "scheduler/kv_groups"},
     "scheduler/tiers": {
         *("messages", "observe/account"),
         *("scheduler/found", "scheduler/holds", "scheduler/kv_groups"),

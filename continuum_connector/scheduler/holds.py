@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.messages import BlockIds, ids_of
+from continuum_connector.messages import BlockIds
+from continuum_connector.scheduler.kv_groups import ids_of
 
 
 class Block(Protocol):

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from continuum_connector.messages import BlockIds, ids_of
+from continuum_connector.messages import BlockIds
 
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
-_KEY = operator.attrgetter("block_hash")
+_KEY, _NUMBER = operator.attrgetter("block_hash"), operator.attrgetter("block_id")
 
 # What the next token reads of a group: all tokens before it, a window of the last tokens, the
 # tokens of its own chunk, or the state after the last token.
@@ -68,6 +68,11 @@ Column = tuple[Sequence[int], Sequence[Any], Sequence[Key]]
 def block_key(block_hash: bytes, group: int) -> Key:
     """The name of a block in vLLM's prefix cache (make_block_hash_with_group_id)."""
     return block_hash + group.to_bytes(4, "big")
+
+
+def ids_of(blocks: Sequence[Any]) -> BlockIds:
+    """The numbers of these blocks; in C, because there may be thousands."""
+    return np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
