@@ -295,7 +295,6 @@ class Names:
         # The same prompt again is a retry, or another sample.
         if num_blocks > self._num_blocks.setdefault(identity.key, num_blocks):
             self._believed.add(identity.source)
-            self._num_blocks.clear()
             return False
         if len(self._num_blocks) > self.MAX_IDS:
             self._num_blocks.popitem(last=False)
@@ -350,14 +349,15 @@ class ProgramTable:
         either, it is a new program. `hints` are for such requests.
         """
         is_open = identity is not None and self._names.sent(identity, len(block_hashes))
-        if identity is None or is_open or is_shared(identity):
+        may_be_many = identity is not None and is_shared(identity)
+        if identity is None or is_open or may_be_many:
             known = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
             known = known if known in self._programs else None
             if identity is None:
                 identity = _inferred(known, hints or Hints())
-            elif is_shared(identity):
+            elif may_be_many:
                 identity = self._one_of(identity, known)
-            if is_open and known is not None and identity.key not in self._programs:
+            if is_open and known is not None:
                 identity = self._unless_in_vain(identity, self._programs[known])
         program = self._programs.get(identity.key)
         if program is None:
@@ -429,12 +429,13 @@ class ProgramTable:
         return structs.replace(shared, key=part + secrets.token_hex(_PART_BYTES))
 
     def _unless_in_vain(self, new: Identity, known: Program) -> Identity:
-        """Whose turn it is, under an id that nobody has had, if it continues the last turn of
-        `known`: that program's, if such ids name nobody."""
+        """Whose turn it is, if it continues the last turn of `known` under an id that nobody has
+        had: that program's, if such ids name nobody."""
         # A sub-agent says whose it is, and what says that it is the last may be another's fork.
         says_more = new.hints.parent is not None or new.hints.final
+        is_known = new.key in self._programs
         is_others = known.source is new.source and not known.final
-        if says_more or not is_others or not self._names.name_nobody(new.source):
+        if is_known or says_more or not is_others or not self._names.name_nobody(new.source):
             return new
         return structs.replace(new, key=known.key)
 

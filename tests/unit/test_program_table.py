@@ -385,3 +385,24 @@ def test_ids_that_may_come_back_are_bounded(
     for number in range(9):
         turn(table, named(f"n{number}"), 0.1, "nnnn")
     assert len(table._names._num_blocks) == 3
+
+
+@pytest.mark.parametrize("source", [IdentitySource.SESSION, IdentitySource.CONTINUUM])
+def test_what_another_sources_turns_left_is_no_proof(
+    table: ProgramTable, source: IdentitySource
+) -> None:
+    keys = chats_go_on(table, lambda n: Identity(f"r{n}", source) if n < 10 else named(f"r{n}"))
+    assert keys == ["r10", "r11", "r12", "r13", "r14"]
+
+
+def test_what_a_program_left_that_is_over_is_no_proof(table: ProgramTable) -> None:
+    keys = chats_go_on(table, lambda n: named(f"r{n}", final=True if n < 10 else None))
+    assert keys == ["r10", "r11", "r12", "r13", "r14"]
+
+
+def test_an_id_that_has_a_program_is_never_anothers(table: ProgramTable) -> None:
+    chats_go_on(table, lambda number: named(f"r{number}"))
+    turn(table, named("short"), 40.0, "f", "gh")
+    assert turn(table, named("new"), 50.0, "fghi")[1].key == "short"
+    turn(table, named("brief"), 60.0, "k", "lm")
+    assert turn(table, named("r0"), 70.0, "klmn")[1].key == "r0"
