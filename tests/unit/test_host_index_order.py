@@ -132,26 +132,47 @@ def test_a_turn_takes_nothing_from_a_chain_that_it_does_not_continue() -> None:
     assert (ready(index, one), ready(index, two), ready(index, keys("b", 4))) == (4, 4, 4)
     store(index, "a", [*one, *keys("more", 2)], num_prompt=5)  # it alone is used anew
     assert ready(index, [*one, *keys("more", 2)]) == 6
-    assert (ready(index, two), ready(index, keys("b", 4))) == (3, 4)
+    title = keys("title", 1)  # a block may be a whole conversation: states make it 500 tokens long
+    assert [ready(index, each) for each in (two, keys("b", 4), title)] == [2, 4, 1]
     store(index, "c", keys("c", 2))
-    assert (ready(index, two), ready(index, keys("b", 4))) == (1, 4)
+    assert [ready(index, each) for each in (two, keys("b", 4), title)] == [1, 3, 1]
 
 
-def test_a_chain_that_many_newer_ones_do_not_continue_is_superseded(
+def test_a_chain_that_many_newer_ones_do_not_continue_leaves_by_its_own_last_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A compaction shows by the turns that follow it, not by one."""
-    monkeypatch.setattr(chains, "MAX_PASSED", 3)
+    """An agent may wait for a hundred workers that were sent under its own id."""
+    monkeypatch.setattr(chains, "MAX_BRANCHES", 3)
     index = HostIndex(12)
-    store(index, "a", keys("before", 3))
-    store(index, "other", keys("other", 3))
-    for length in range(1, 4):
-        index.order.use(index.order.current("a"), NOW)
-        store(index, "a", keys("after", length))
-        assert len(index.order.current("a")) == (2 if length < 3 else 1)
-    store(index, "b", keys("b", 4))
-    assert ready(index, keys("before", 3)) == 2
-    assert ready(index, keys("other", 3)) == ready(index, keys("after", 3)) == 3
+    store(index, "other", keys("other", 2))
+    store(index, "a", keys("waits", 2))
+    (waits,) = index.order.current("a")
+    for number in range(4):
+        store(index, "a", keys(f"worker{number}", 2))
+        assert (waits in index.order.current("a")) == (number < 2)
+        assert len(index.order.current("a")) == min(number + 2, 3)
+    store(index, "b", keys("b", 1))
+    assert ready(index, keys("other", 2)) == 1
+    assert ready(index, keys("waits", 2)) == ready(index, keys("worker0", 2)) == 2
+    store(index, "b", keys("b2", 2))
+    assert (ready(index, keys("other", 2)), ready(index, keys("waits", 2))) == (0, 1)
+    assert ready(index, keys("worker0", 2)) == 2
+
+
+def test_a_chain_that_a_running_turn_has_stays_its_programs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else nothing would take it back when the turn ends."""
+    monkeypatch.setattr(chains, "MAX_BRANCHES", 2)
+    index = HostIndex(12)
+    store(index, "a", keys("lent", 2))
+    (lent,) = index.order.current("a")
+    index.order.lend(lent, "request")
+    for number in range(3):
+        store(index, "a", keys(f"other{number}", 2))
+    assert lent in index.order.current("a")
+    index.order.take_back("a")
+    assert lent in index.order.live_of("a")
 
 
 def test_a_last_turn_ends_what_it_continues_and_nothing_else() -> None:
@@ -274,7 +295,7 @@ def test_a_chain_takes_no_more_bytes_than_are_counted_for_it() -> None:
 
 
 def test_a_program_of_a_thousand_branches_keeps_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "MAX_PASSED", 4)
+    monkeypatch.setattr(chains, "MAX_BRANCHES", 4)
     index = HostIndex(3000)
     looked_at = []
     original = index._table.is_continued
@@ -292,4 +313,4 @@ def test_a_program_of_a_thousand_branches_keeps_the_latest(monkeypatch: pytest.M
     assert kept == [3] * 4
     store(index, "more", keys("more", 996))
     kept = [ready(index, [*prompt, *keys(f"b{n}.", 1)]) for n in (0, 995, 996, 999)]
-    assert kept == [2, 2, 3, 3]  # the superseded ones left before any live chain
+    assert kept == [2, 2, 3, 3]  # each by its own last use

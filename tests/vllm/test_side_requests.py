@@ -15,6 +15,7 @@ import pytest
 
 from bench.common.known_costs import know
 from continuum_connector.programs.program import MAX_RESTING, OVER_S
+from continuum_connector.scheduler.tiers.chains import MAX_BRANCHES
 from continuum_connector.scheduler.turns import PinEnd
 from continuum_connector.toolcalls.asked import Asked, Ending
 from tests.vllm.harness import Engine, prompt
@@ -137,6 +138,28 @@ def test_conversations_under_one_id_find_what_they_find_without(num_slots: int) 
     assert shared >= conversations(stock(60), nothing)
     if num_slots:
         assert shared > 4500
+
+
+def graph(engine: Engine, named: Name, num_workers: int) -> int:
+    """What an agent finds that maps over documents, twice, with a worker for each."""
+    found, history = 0, prompt(400, seed=1)
+    for number in range(3):
+        found += turn(engine, f"m{number}", history, named("agent"))
+        for each in range(num_workers):
+            later(engine, 0.5)
+            name = f"w{number}.{each}"
+            turn(engine, name, prompt(90, seed=1000 * (number + 1) + each), named(name))
+        later(engine, 0.5)
+        history = engine.next_prompt(f"m{number}", 15)
+    check(engine)
+    return found
+
+
+def test_an_agent_that_waits_for_many_workers_under_its_id_finds_what_it_finds_without() -> None:
+    """More than the chains of a program that are looked at."""
+    num_workers = MAX_BRANCHES + 6
+    shared = graph(ours(70, 200), one_id, num_workers)
+    assert shared >= graph(ours(70, 200), nothing, num_workers) > 0
 
 
 def test_conversations_under_one_id_find_on_disk_what_they_find_without() -> None:

@@ -1,8 +1,8 @@
 """SlotClaims: which chains claim which slots, and in which order they let go.
 
 A program has one chain per branch, each with its own last use. A chain is superseded, and leaves
-before any live chain, once a turn continues it, or once MAX_PASSED newer chains of its program do
-not: what a turn leaves takes nothing from a chain that it does not continue.
+before any live chain, once a turn continues it. Nothing else does that: what a turn leaves takes
+nothing from a chain that it does not continue.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from continuum_connector.scheduler.tiers.slots import (
 # chains of 50 that share nothing; a DRAM of 10^6 blocks takes about as much for keys and columns.
 MAX_CLAIM_BYTES = 256 << 20
 CHAIN_BYTES = 600  # beside its claims: the object, an array's header, its entries in the order
-# A client may send one id for all it does, so a turn that does not continue a chain says little of
-# it: the next one may. After so many in a row nobody is expected to. That bounds the chains of a
-# program, too, at all of which every store and load looks.
-MAX_PASSED = 64
+# A client may send one id for all it does. Every store and load looks at all chains of its program,
+# so beyond this many the one used longest ago is looked at no more. It stays live, and leaves by
+# its own last use, as what a program left that is forgotten.
+MAX_BRANCHES = 64
 # How many live chains are searched for tails that are kept below, too, and how many blocks of a
 # tail are looked at first. Each further look takes more, so that a tail that is not kept there
 # costs little, however long the chain.
@@ -72,11 +72,11 @@ class SlotClaims:
         if current := self.order.current(program):
             self._table.mark(present, True)
             older = self._continued(current, num_prompt)
-            for each in current:
-                each.pass_by()
-                if each in older or each.num_passed >= MAX_PASSED:
-                    self._supersede(each)
+            for each in older:
+                self._supersede(each)
             self._table.mark(present, False)
+            if len(current) - len(older) >= MAX_BRANCHES:
+                self.order.let_be(program)
         self.order.add(chain)
         return chain
 

@@ -80,6 +80,7 @@ class EvictionOrder:
         self._live: OrderedDict[Chain, None] = OrderedDict()
         # A program's chains in `_done`, `_lent` and `_live`, oldest first. It has several where its
         # turns do not continue each other: side requests, forks, conversations that share a name.
+        # A chain that was let be is nobody's.
         self._current: dict[str, list[Chain]] = {}
 
     def __iter__(self) -> Iterator[Chain]:
@@ -147,13 +148,22 @@ class EvictionOrder:
         return loan.num_blocks if loan.given else 0
 
     def supersede(self, chain: Chain) -> None:
-        """A newer turn of its program continues this chain, or many have not."""
+        """A newer turn of its program continues this chain."""
         self.remove(chain)
         self._superseded[chain] = None
+
+    def let_be(self, program: str) -> None:
+        """The program has too many chains: what happens to the others no longer concerns the one
+        used longest ago, which keeps its place in the order."""
+        resting = [chain for chain in self._current[program] if chain not in self._lent]
+        self._disown(min(resting, key=lambda chain: chain.last_used))
 
     def remove(self, chain: Chain) -> None:
         for queue in (self._done, self._superseded, self._lent, self._live):
             queue.pop(chain, None)
+        self._disown(chain)
+
+    def _disown(self, chain: Chain) -> None:
         chains = self._current.get(chain.program, [])
         if chain in chains:
             chains.remove(chain)

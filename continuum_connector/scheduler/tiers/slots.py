@@ -42,15 +42,13 @@ class Chain:
 
     Two chains with a common prefix claim the same slots. `last_used`: when a turn that continues it
     last stored or loaded, monotonic seconds. `num_prompt`: how many of its blocks the turn's prompt
-    had, the answer's come after them; 0 if nobody knows. `num_passed`: newer chains of its program
-    that do not continue it.
+    had, the answer's come after them; 0 if nobody knows.
     """
 
     program: str
     last_used: float
     tickets: Tickets = field(default_factory=NO_TICKETS.copy)
     num_prompt: int = 0
-    num_passed: int = 0
 
     def claim(self, tickets: Tickets) -> None:
         """Claim these slots and no others."""
@@ -59,10 +57,6 @@ class Chain:
     def use(self, now: float) -> None:
         """A turn that continues it has stored or loaded."""
         self.last_used = now
-
-    def pass_by(self) -> None:
-        """Its program has another, newer chain."""
-        self.num_passed += 1
 
     def cut(self, num_claims: int) -> None:
         """Let go of so many claims at the tail. A copy: a view would keep the bytes of them all."""
@@ -201,7 +195,7 @@ class SlotTable:
                 return False
             if self._is_marked[number]:
                 return True
-        return True
+        return tip is None  # then nothing of it is there any more
 
     def tail(self, chain: Chain, num_wanted: int) -> tuple[int, Numbers, bool]:
         """Take back the chain's claims at its tail, until no chain claims `num_wanted` of those
