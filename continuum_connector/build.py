@@ -24,22 +24,18 @@ from continuum_connector.scheduler.holds import HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.scheduler import SchedulerSide
-from continuum_connector.scheduler.tiers.make import DiskPlan, DramPlan, make_tier
+from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt, Tier
+from continuum_connector.scheduler.tiers.dram import DramPlan, DramTier
+from continuum_connector.scheduler.tiers.events import EventFactory, TierEvents
+from continuum_connector.scheduler.tiers.index import HostIndex
+from continuum_connector.scheduler.tiers.on_disk.disk import Disk
+from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.sizes import size
 from continuum_connector.toolcalls.reader import BackgroundTokenizer, StopStrings, ToolReader
-from continuum_connector.vllm import (
-    compat,
-    coordinator,
-    facts,
-    node,
-    probe,
-    proven,
-    resets,
-    served,
-)
+from continuum_connector.vllm import compat, coordinator, facts, node, probe, proven, resets, served
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
@@ -148,6 +144,29 @@ def scheduler_side(
         is_vram_empty=functools.partial(resets.is_empty, pool),
         pop_blocks=coordinator.popper(found, groups) if served.is_alone(vllm_config) else None,
     )
+
+
+def make_tier(
+    dram: DramPlan,
+    disk: DiskPlan | None,
+    groups: KvGroups,
+    traffic: Traffic,
+    account: Account,
+    events: EventFactory | None,
+    rank_at: RankAt | None,
+    has_waiting: Callable[[str], bool],
+) -> Tier:
+    """Return host memory as planned; with `disk` what leaves it is kept there. `events` builds
+    vLLM's KV events, if the server publishes any. `rank_at`: the worth of chains, None: the least
+    recently used leave first. `has_waiting`: whether a turn of that program waits."""
+    announced = None if events is None else TierEvents(events, groups)
+
+    def below(index: HostIndex) -> Below:
+        if disk is None:
+            return NothingBelow()
+        return Disk(index, disk, groups, traffic, account, announced, rank_at, has_waiting)
+
+    return DramTier(dram, groups, traffic, account, announced, rank_at, below)
 
 
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any, found: Any) -> KvGroups:

@@ -14,6 +14,8 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
+from continuum_connector.scheduler.holds import Hold, HoldTable
+from continuum_connector.scheduler.kv_groups import ids_of
 from continuum_connector.worker.engine import Completion, Direction, Health, PoolState, Status
 
 BLOCK_BYTES = 1000
@@ -237,6 +239,11 @@ class FakeBlockPool:
     def state(self) -> tuple[list[int], list[int]]:
         """The free queue in order, and every reference count."""
         return [block.block_id for block in self.free], [block.ref_cnt for block in self.blocks]
+
+
+def taken(holds: HoldTable, blocks: Sequence[FakeBlock]) -> Hold:
+    """Hold these blocks."""
+    return holds.take(blocks, ids_of(blocks))
 
 
 def mount_tmpfs(folder: Path, ends: ExitStack, *options: str) -> None:

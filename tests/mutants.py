@@ -199,7 +199,7 @@ MUTANTS = (
     ),
     Mutant(
         "dram: the chain that was used last leaves first",
-        "scheduler/tiers/eviction.py",
+        "scheduler/tiers/chains.py",
         "            self._live.move_to_end(chain)\n",
         "            self._live.move_to_end(chain, last=False)\n",
         "tests/unit/test_host_index_order.py",

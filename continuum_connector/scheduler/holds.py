@@ -14,7 +14,6 @@ import numpy as np
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import BlockIds
-from continuum_connector.scheduler.kv_groups import ids_of
 
 
 class Block(Protocol):
@@ -69,18 +68,18 @@ class HoldTable:
         self.num_holds = 0
         self.num_blocks = 0  # distinct blocks with at least one of our references
 
-    def take(self, blocks: Sequence[Any], ids: BlockIds | None = None) -> Hold:
+    def take(self, blocks: Sequence[Any], ids: BlockIds) -> Hold:
         """Keep `blocks`, whose numbers are `ids`, alive until `release`. Cost grows with the
         number of blocks."""
-        hold = Hold(blocks, ids_of(blocks) if ids is None else ids)
+        hold = Hold(blocks, ids)
         self._touch(hold)
         self.num_holds += 1
         return hold
 
-    def adopt(self, blocks: Sequence[Any]) -> Hold:
-        """Make a request's own references to its `blocks` a hold: the pool counts each once, as one
-        of ours."""
-        hold = Hold(blocks, ids_of(blocks))
+    def adopt(self, blocks: Sequence[Any], ids: BlockIds) -> Hold:
+        """Make a request's own references to its `blocks`, whose numbers are `ids`, a hold: the
+        pool counts each once, as one of ours."""
+        hold = Hold(blocks, ids)
         if len(self._first(hold)) < len(hold):  # others count twice now, as the request's and ours
             others = (self._all_refs[hold.ids] > 1).nonzero()[0]
             self._pool.free_blocks(reversed(_those(hold.blocks, others)))
@@ -89,7 +88,8 @@ class HoldTable:
 
     def take_ids(self, block_ids: Iterable[int]) -> Hold:
         """Take a hold on the blocks with these numbers."""
-        return self.take([self._pool.blocks[block_id] for block_id in block_ids])
+        ids = np.fromiter(block_ids, np.int32)
+        return self.take([self._pool.blocks[block_id] for block_id in ids], ids)
 
     def release(self, hold: Hold) -> None:
         """Drop the hold; blocks without another reference become free, and are evicted tail

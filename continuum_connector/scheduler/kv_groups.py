@@ -18,9 +18,12 @@ from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from continuum_connector.messages import BlockIds
 
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.int64]
 Key = bytes  # vLLM's BlockHashWithGroupId: block hash, then the KV group in 4 bytes
 _KEY, _NUMBER = operator.attrgetter("block_hash"), operator.attrgetter("block_id")
 

@@ -22,7 +22,7 @@ from continuum_connector.scheduler.decisions import Decisions, Snapshots
 from continuum_connector.scheduler.epochs import AdapterNames, Cause, Epochs
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
-from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups
+from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups, ids_of
 from continuum_connector.scheduler.pins import Retention
 from continuum_connector.scheduler.queue import Queues
 from continuum_connector.scheduler.records import Records, StepTrace, answer
@@ -284,7 +284,8 @@ class SchedulerSide:
         if self._pop_blocks is None or end not in BY_ITSELF or is_mixed:
             return self._end(turn, request, self._tables(block_ids), end, now)
         # Its own references become ours, so that neither we nor vLLM touch and free each block.
-        hold = self._ended.adopt(self._pop_blocks(request.request_id))
+        blocks = self._pop_blocks(request.request_id)
+        hold = self._ended.adopt(blocks, ids_of(blocks))
         try:
             return self._end(turn, request, [hold.blocks], end, now)
         finally:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from continuum_connector.scheduler.kv_groups import Key, block_key
-from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.slots import Tickets, numbers_of
+from continuum_connector.scheduler.tiers.slots import Rank, Tickets, numbers_of
 
 NOW = 1000.0
 Worth = Callable[[str], float]  # of a program

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from continuum_connector.messages import OnDisk
-from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.kv_groups import Key, Numbers
 from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
-from continuum_connector.scheduler.tiers.slots import Numbers
 from tests.unit.chains import keys
 
 

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.kv_groups import Flags, Key, Numbers
 from continuum_connector.scheduler.tiers.base import NothingBelow
-from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE
-from continuum_connector.scheduler.tiers.eviction import NUM_CANDIDATES, Rank
+from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE, NUM_CANDIDATES
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.on_disk.marks import Marks
-from continuum_connector.scheduler.tiers.slots import Flags, Numbers
+from continuum_connector.scheduler.tiers.slots import Rank
 from tests.unit.chains import NOW, keys, ready, store, touch
 
 Order = Callable[[HostIndex, float], Rank | None]

@@ -12,9 +12,10 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Kept
 from continuum_connector.scheduler.holds import Hold, HoldTable
+from continuum_connector.scheduler.kv_groups import ids_of
 from continuum_connector.scheduler.pins import PinTable
 from continuum_connector.scheduler.turns import LivePin, PinEnd
-from tests.fakes import FakeBlockPool
+from tests.fakes import FakeBlockPool, taken
 
 
 def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float = 0.0) -> LivePin:
@@ -186,7 +187,7 @@ def test_what_is_let_go_gives_way_from_its_tail() -> None:
     pool = FakeBlockPool(9)
     turn = pool.take(4)
     holds = HoldTable(pool)
-    hold = holds.take(turn)
+    hold = taken(holds, turn)
     pool.free_blocks(turn)
     holds.release(hold)
     assert pool.state()[0][-4:] == [4, 3, 2, 1]
@@ -198,11 +199,11 @@ def test_a_requests_own_references_become_ours() -> None:
     first = HoldTable(pool)
     second = HoldTable(pool, beside=first)
     turn = pool.take(4)
-    shared = first.take(turn[1:3])  # the pool counts two: the request's and ours
-    hold = second.adopt(turn)
+    shared = taken(first, turn[1:3])  # the pool counts two: the request's and ours
+    hold = second.adopt(turn, ids_of(turn))
     assert [block.ref_cnt for block in turn] == [1, 1, 1, 1]
     assert (first.num_blocks, second.num_blocks) == (2, 4)
-    pin = first.take(turn[:2])
+    pin = taken(first, turn[:2])
     second.release(hold)
     assert [block.ref_cnt for block in turn] == [1, 1, 1, 0]
     first.release(shared)

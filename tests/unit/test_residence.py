@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from continuum_connector.scheduler.tiers.eviction import LEAST_S, Residence
+from continuum_connector.scheduler.tiers.chains import LEAST_S, Residence
 
 SLOTS = 1000
 

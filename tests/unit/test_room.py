@@ -20,7 +20,7 @@ from continuum_connector.scheduler.room import (
     Room,
 )
 from continuum_connector.scheduler.turns import LivePin, PinEnd, Turn
-from tests.fakes import FakeBlock, FakeBlockPool
+from tests.fakes import FakeBlock, FakeBlockPool, taken
 
 DEAR = 2.0  # worth more than the wait of a turn that nobody knows, which is 0
 
@@ -59,7 +59,7 @@ class World:
     ) -> LivePin:
         pin = LivePin(
             program,
-            self.holds.take(blocks),
+            taken(self.holds, blocks),
             (),
             0.0,
             9.0,
@@ -260,7 +260,7 @@ def test_for_a_running_request_pins_are_tried_every_time(world: World) -> None:
     world.run(10)
     held = world.pin_finished("a", 10, 0)
     store = HoldTable(world.pool, beside=world.holds)
-    copy = store.take(held.hold.blocks)
+    copy = store.take(held.hold.blocks, held.hold.ids)
     assert world.need(1, bound=0) is None
     store.release(copy)  # nothing that Room can see has changed
     assert world.need(1, bound=0)
@@ -276,7 +276,7 @@ def test_without_pins_the_answer_is_vllms(world: World) -> None:
 # --- holds --------------------------------------------------------------------------------
 def test_a_hold_keeps_blocks_until_it_is_released_once(world: World) -> None:
     blocks = world.run(3)
-    first, second = world.holds.take(blocks), world.holds.take(blocks[:2])
+    first, second = taken(world.holds, blocks), taken(world.holds, blocks[:2])
     world.pool.free_blocks(blocks)
     assert (world.holds.num_blocks, world.holds.num_holds, len(world.pool.free)) == (3, 2, 17)
     world.holds.release(first)
@@ -290,7 +290,7 @@ def test_a_hold_keeps_blocks_until_it_is_released_once(world: World) -> None:
 def test_of_two_tables_the_pool_sees_one_reference_until_the_last_hold_goes(world: World) -> None:
     copies = HoldTable(world.pool, beside=world.holds)
     blocks = world.run(4)
-    pin, copy = world.holds.take(blocks), copies.take(blocks[1:3])
+    pin, copy = taken(world.holds, blocks), taken(copies, blocks[1:3])
     world.pool.free_blocks(blocks)
     assert [block.ref_cnt for block in blocks] == [1, 1, 1, 1]
     assert (world.holds.num_blocks, copies.num_blocks) == (4, 2)
@@ -306,7 +306,7 @@ def test_of_two_tables_the_pool_sees_one_reference_until_the_last_hold_goes(worl
 
 def test_the_tail_of_a_chain_is_given_out_first(world: World) -> None:
     blocks = world.run(20)
-    hold = world.holds.take(blocks)
+    hold = taken(world.holds, blocks)
     world.pool.free_blocks(blocks)
     world.holds.release(hold)
     assert world.pool.take(20) == blocks[::-1]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from continuum_connector.build import DramPlan, make_tier
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups, block_key
 from continuum_connector.scheduler.tiers.base import NothingBelow, Tier
-from continuum_connector.scheduler.tiers.make import DramPlan, make_tier
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
     Owner,

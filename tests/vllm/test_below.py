@@ -17,11 +17,11 @@ import pytest
 
 from continuum_connector import build
 from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
+from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers, block_key
 from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt, Tier, Told
 from continuum_connector.scheduler.tiers.dram import DramPlan, DramTier
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.slots import Numbers, Tickets, numbers_of
+from continuum_connector.scheduler.tiers.slots import Tickets, numbers_of
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
     Owner,

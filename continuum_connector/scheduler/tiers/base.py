@@ -3,7 +3,7 @@ Below: what DRAM asks of a memory below it, and tells it. NothingBelow: where th
 
 Callers speak of tokens and of vLLM's blocks, never of slots or keys. A second tier lies behind the
 first: it exchanges blocks with DRAM alone, and what it keeps comes up into DRAM's slots, from where
-a load brings it to VRAM as usual. So callers see one Tier, and only make.py knows how many there
+a load brings it to VRAM as usual. So callers see one Tier, and only build.py knows how many there
 are. All of them share one Traffic: one ledger of copies, one set of deadlines, one plan for the
 workers.
 """
@@ -19,9 +19,8 @@ import numpy as np
 
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.scheduler.found import Told
-from continuum_connector.scheduler.kv_groups import ChainBlocks, Key
-from continuum_connector.scheduler.tiers.eviction import Rank
-from continuum_connector.scheduler.tiers.slots import Flags, Numbers, Tickets
+from continuum_connector.scheduler.kv_groups import ChainBlocks, Flags, Key, Numbers
+from continuum_connector.scheduler.tiers.slots import Rank, Tickets
 from continuum_connector.scheduler.tiers.traffic import Traffic, Transfer
 
 RankAt = Callable[[float], Rank]  # now -> worth of chains, valid until something happens

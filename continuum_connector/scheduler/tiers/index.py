@@ -5,7 +5,7 @@ slots are ever found. A slot that is forgotten while it is written or read becom
 not found, and is FREE once that is over. A new epoch begins with empty tables; slots of the old
 ones become FREE little by little (slots.py, Past).
 
-Each turn keeps a chain of slots. Chains leave tail first, in the order of eviction.py; a slot that
+Each turn keeps a chain of slots. Chains leave tail first, in the order of chains.py; a slot that
 several chains claim, as those of a common system prompt, leaves with the last of them.
 
 Where a hit needs more than every block before its end, such as the state or the window there, a
@@ -22,24 +22,22 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.kv_groups import Flags, Key, Numbers
 from continuum_connector.scheduler.tiers.base import Below, NothingBelow
-from continuum_connector.scheduler.tiers.chains import SlotClaims
-from continuum_connector.scheduler.tiers.eviction import (
+from continuum_connector.scheduler.tiers.chains import (
     AHEAD,
     EvictionOrder,
-    Rank,
     Residence,
+    SlotClaims,
     Standing,
     live_worth,
 )
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     Chain,
-    Flags,
     FreeSlots,
-    Numbers,
     Past,
+    Rank,
     SlotTable,
     Tickets,
     numbers_of,

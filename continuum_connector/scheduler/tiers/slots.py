@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from continuum_connector.scheduler.kv_groups import Key
+from continuum_connector.scheduler.kv_groups import Key, Numbers
 
-Flags = npt.NDArray[np.bool_]
-Numbers = npt.NDArray[np.int64]
+# Program, and when a chain of it was last used -> its rank among those that are live.
+Rank = Callable[[str, float], float]
 # A slot's number in the lower 32 bits; above them, how often it was forgotten before. So a block's
 # ticket shows whether the slot holds another block by now.
-Tickets = npt.NDArray[np.int64]
+Tickets = Numbers
 
 _GROUP_BYTES = 4
 _NUMBER_BITS = 32

@@ -36,8 +36,7 @@ from continuum_connector.messages import (
 )
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.holds import Hold, HoldTable
-from continuum_connector.scheduler.kv_groups import ChainBlocks, Key
-from continuum_connector.scheduler.tiers.slots import Flags, Tickets
+from continuum_connector.scheduler.kv_groups import ChainBlocks, Flags, Key, Numbers
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Transfer:
     program: str
     request_id: str
     blocks: BlockIds
-    slots: Tickets
+    slots: Numbers
     admitted: float
     hold: Hold | None = None
     state: TransferState = TransferState.QUEUED
@@ -151,7 +150,7 @@ class TransferLedger:
     def __iter__(self) -> Iterator[Transfer]:
         return iter(list(self._in_flight.values()))
 
-    def store(self, program: str, hold: Hold, slots: Tickets, now: float) -> Transfer:
+    def store(self, program: str, hold: Hold, slots: Numbers, now: float) -> Transfer:
         """Queue a store of the held blocks, pairwise into `slots`."""
         return self._admit(
             Transfer(self._new_id(), Kind.STORE, program, "", hold.ids, slots, now, hold)
@@ -162,7 +161,7 @@ class TransferLedger:
         program: str,
         request_id: str,
         blocks: BlockIds,
-        slots: Tickets,
+        slots: Numbers,
         now: float,
     ) -> Transfer:
         """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
@@ -171,7 +170,7 @@ class TransferLedger:
         )
 
     def below(
-        self, kind: Kind, program: str, places: PlacesBelow, slots: Tickets, now: float
+        self, kind: Kind, program: str, places: PlacesBelow, slots: Numbers, now: float
     ) -> Transfer:
         """Queue a write of host `slots` to places below, or a read from there into them."""
         transfer = Transfer(self._new_id(), kind, program, "", places.slots, slots, now)
@@ -433,7 +432,7 @@ class Traffic:
 
     # --- tiers begin transfers ----------------------------------------------------------
     def store(
-        self, owner: Owner, program: str, blocks: ChainBlocks, slots: Tickets, now: float
+        self, owner: Owner, program: str, blocks: ChainBlocks, slots: Numbers, now: float
     ) -> Transfer:
         """Queue a store of VRAM `blocks`, pairwise into `slots`; they are held until it settles."""
         hold = self.holds.take(blocks.blocks, blocks.ids)
@@ -445,7 +444,7 @@ class Traffic:
         program: str,
         request_id: str,
         blocks: BlockIds,
-        slots: Tickets,
+        slots: Numbers,
         now: float,
     ) -> Transfer:
         """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
@@ -460,7 +459,7 @@ class Traffic:
         kind: Kind,
         program: str,
         places: PlacesBelow,
-        slots: Tickets,
+        slots: Numbers,
         now: float,
     ) -> Transfer:
         """Queue a write of host `slots` to places below DRAM, or a read from there into them."""

@@ -15,10 +15,9 @@ import numpy as np
 
 from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.kv_groups import Key, KvGroups
+from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers
 from continuum_connector.scheduler.tiers.base import RankAt
 from continuum_connector.scheduler.tiers.events import TierEvents
-from continuum_connector.scheduler.tiers.eviction import Rank
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex, Found
 from continuum_connector.scheduler.tiers.on_disk.marks import Marks
@@ -30,7 +29,7 @@ from continuum_connector.scheduler.tiers.on_disk.saving import (
     Failures,
     Saving,
 )
-from continuum_connector.scheduler.tiers.slots import Numbers, Tickets
+from continuum_connector.scheduler.tiers.slots import Rank, Tickets
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
     Owner,

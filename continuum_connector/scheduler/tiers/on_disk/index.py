@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import OnDisk
-from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.slots import FreeSlots, Numbers, Past
+from continuum_connector.scheduler.kv_groups import Key, Numbers
+from continuum_connector.scheduler.tiers.slots import FreeSlots, Past
 
 
 class _State(enum.IntEnum):

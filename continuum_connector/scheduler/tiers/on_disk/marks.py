@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from continuum_connector.scheduler.kv_groups import Key
-from continuum_connector.scheduler.tiers.slots import Flags, Numbers, Tickets, numbers_of
+from continuum_connector.scheduler.kv_groups import Flags, Key, Numbers
+from continuum_connector.scheduler.tiers.slots import Tickets, numbers_of
 
 _MOST_USES = 2**30
 NEVER = -1
