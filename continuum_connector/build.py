@@ -17,8 +17,8 @@ from continuum_connector.errors import ConfigError
 from continuum_connector.forecast.gaps import Gaps
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
+from continuum_connector.policy.baselines import make_policy
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.policy.registry import make_policy
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import KvGroups

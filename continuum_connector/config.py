@@ -40,7 +40,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
-POLICIES = (  # those of policy/registry.py
+POLICIES = (  # those of policy/baselines.py
     *("adaptive", "continuum", "released", "fixed_ttl", "lru_offload", "program_order", "stock"),
 )
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")

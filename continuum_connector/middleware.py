@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from continuum_connector.config import own_headers
-from continuum_connector.observe.metric_table import UNREAD_BODIES
+from continuum_connector.observe.account import UNREAD_BODIES
 from continuum_connector.programs.continuation import digests
 from continuum_connector.programs.vendors import Fields, read_carried
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.fit import MIN_TRANSFERS
-from continuum_connector.costs.prefill import MIN_STEPS
+from continuum_connector.costs.fit import MIN_STEPS, MIN_TRANSFERS
 
 
 class _Known:

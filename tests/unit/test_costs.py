@@ -8,18 +8,19 @@ import random
 import numpy as np
 import pytest
 
-from continuum_connector.costs.costs import LONG_PREFIX, Costs
-from continuum_connector.costs.prefill import MAX_IN_FLIGHT, StepClock, Work
-from continuum_connector.costs.pressure import (
+from continuum_connector.costs.costs import (
+    LONG_PREFIX,
     MAX_AGE_S,
     MIN_PROGRAMS,
     TIME_CONSTANT_S,
     WINDOW,
+    Costs,
     Level,
     Memoryfulness,
     Price,
     Queueing,
 )
+from continuum_connector.costs.fit import MAX_IN_FLIGHT, StepClock, Work
 from continuum_connector.observe.account import Account
 
 

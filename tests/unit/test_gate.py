@@ -13,8 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from continuum_connector.costs.costs import Costs
 from continuum_connector.forecast.gaps import Gaps
-from continuum_connector.observe.account import Account
-from continuum_connector.observe.metric_table import OPENED
+from continuum_connector.observe.account import OPENED, Account
 from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
 from continuum_connector.scheduler.gate import FIRST_CYCLE_S, Because, Gate, LetIn
 from continuum_connector.scheduler.turns import Away, Turn

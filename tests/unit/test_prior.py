@@ -7,12 +7,13 @@ import pytest
 from bench.sim.hardware import GPUS, MODELS, machine
 from bench.sim.step_time import step_seconds
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.prefill import MIN_STEPS, Work
-from continuum_connector.costs.prior import (
+from continuum_connector.costs.fit import (
     GENERATIONS,
     KNOWN,
+    MIN_STEPS,
     UNKNOWN,
     Shape,
+    Work,
     cpu,
     device_named,
     prefill_prior,

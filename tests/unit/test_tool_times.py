@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.forecast import tool_times
+from continuum_connector.forecast import gaps as tool_times
 from continuum_connector.forecast.forecast import EDGES, HALF_LIFE, Forecast
-from continuum_connector.forecast.tool_times import MAX_TOOLS, ToolTimes
+from continuum_connector.forecast.gaps import MAX_TOOLS, ToolTimes
 from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
 
 ANSWER = Asked(Ending.ANSWER)
