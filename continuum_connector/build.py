@@ -15,6 +15,7 @@ from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
 from continuum_connector.costs.costs import Costs
 from continuum_connector.errors import ConfigError
 from continuum_connector.forecast.gaps import Gaps
+from continuum_connector.memory import size
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
 from continuum_connector.policy.baselines import make_policy
@@ -28,7 +29,6 @@ from continuum_connector.scheduler.tiers.make import DiskPlan, DramPlan, make_ti
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
-from continuum_connector.sizes import size
 from continuum_connector.toolcalls.reader import BackgroundTokenizer, StopStrings, ToolReader
 from continuum_connector.vllm import (
     compat,

@@ -17,8 +17,7 @@ import msgspec
 
 from continuum_connector import files
 from continuum_connector.errors import ConfigError, shown
-from continuum_connector.memory import Taken
-from continuum_connector.sizes import check_units, parse_bytes
+from continuum_connector.memory import Taken, check_units, parse_bytes
 
 CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"

@@ -77,14 +77,13 @@ MUTATES = {
     *("pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"),
 }
 
-LEAVES = {"errors", "messages", "files", "sizes"}
+LEAVES = {"errors", "messages", "files", "memory"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
     "messages": set(),
     "files": set(),
-    "sizes": set(),
-    "memory": {"sizes"},
-    "config": {"memory", "files", "sizes"},
+    "memory": set(),
+    "config": {"memory", "files"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
@@ -140,7 +139,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/resets": {"vllm/compat", "vllm/probe", "vllm/touched"},
     "build": {
-        *("memory", "sizes"),
+        "memory",
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/make"),
         *("observe/account", "observe/trace"),
@@ -167,16 +166,16 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/proven", "switch", "observe/trace", "memory"),
     },
     "vllm/plugin": {"vllm/attach", "vllm/probe"},
-    "tools/analysis": {"observe/trace", "forecast", "sizes"},
+    "tools/analysis": {"observe/trace", "forecast", "memory"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
-        *("config", "files", "worker", "switch", "memory", "sizes"),
+        *("config", "files", "worker", "switch", "memory"),
         *("switch_endpoint", "epoch_endpoint", "program_endpoint"),
     },
     "tools/cli": {
         *("tools/analysis", "tools/checks"),
-        *("files", "sizes"),
+        *("files", "memory"),
     },
     "": {"connector", "vllm/attach"},  # __init__: the public names
 }
