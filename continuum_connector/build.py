@@ -29,7 +29,7 @@ from continuum_connector.scheduler.tiers.make import DiskPlan, DramPlan, make_ti
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
-from continuum_connector.toolcalls.reader import BackgroundTokenizer, StopStrings, ToolReader
+from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.vllm import (
     compat,
     coordinator,
@@ -127,10 +127,14 @@ def scheduler_side(
     account.gauge("disk_wanted_bytes", config.disk_bytes)
     dram = DramPlan(num_slots, slot_bytes * world_size, config.dram_bytes is None)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
-    tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
+    reader = ToolReader(
+        functools.partial(compat.load_tokenizer, vllm_config),
+        time.perf_counter,
+        lambda why: account.count("unread_turns", 1, why),
+    )
     sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, groups.scheduler_size, dram.block_bytes, **sizes)
-    decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
+    decider = _decider(config, vllm_config, costs, slot_bytes, reader)
     stock = coordinator.stock_beside(pool, found, groups)
     return SchedulerSide(
         config,
@@ -143,7 +147,7 @@ def scheduler_side(
         ),
         records=Records(account, trace, decider.away, stock),
         waker=Waker(wake) if wake is not None else NoWaker(),
-        stop_strings=StopStrings(tokenizer),
+        reader=reader,
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
         is_vram_empty=functools.partial(resets.is_empty, pool),
         pop_blocks=coordinator.popper(found, groups) if served.is_alone(vllm_config) else None,
@@ -170,8 +174,7 @@ def _decider(
     vllm_config: Any,
     costs: Costs,
     block_bytes: int,
-    tokenizer: BackgroundTokenizer,
-    account: Account,
+    reader: ToolReader,
 ) -> Decider:
     costs.seen.assume(block_bytes=block_bytes, prefill=served.prefill(vllm_config))
     gaps = Gaps()
@@ -181,7 +184,7 @@ def _decider(
         gaps,
         Away(gaps, config.max_programs),
         costs,
-        ToolReader(tokenizer, time.perf_counter, lambda why: account.count("unread_turns", 1, why)),
+        reader,
     )
 
 

@@ -22,7 +22,7 @@ from typing import TypeVar
 import numpy as np
 
 from continuum_connector.forecast.forecast import EDGES, Curve, Forecast, Row, Survival
-from continuum_connector.toolcalls.asked import Asked, Ending
+from continuum_connector.toolcalls.formats import Asked, Ending
 
 # The seeds: typical gaps of well-known tools, for the first few calls. Every number was measured
 # elsewhere, on other machines and for other work, so a seed weighs as much as a handful of

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.programs.program import IdentitySource
-from continuum_connector.toolcalls.asked import WHY_UNREAD, Ending
+from continuum_connector.toolcalls.formats import WHY_UNREAD, Ending
 
 PREFIX = "continuum:"
 OTHER = "other"  # the label value that stands for every value the code did not foresee

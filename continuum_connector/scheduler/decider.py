@@ -26,7 +26,7 @@ from continuum_connector.programs.program import IdentitySource, Program, Progra
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.tiers.traffic import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Absence, Away, LivePin, Turn, TurnEnd, Turns
-from continuum_connector.toolcalls.asked import CUT, UNREAD, Asked, Ending, asked_of
+from continuum_connector.toolcalls.formats import CUT, UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing

@@ -17,7 +17,7 @@ from continuum_connector.observe.account import OPENED, Account
 from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
 from continuum_connector.scheduler.gate import FIRST_CYCLE_S, Because, Gate, LetIn
 from continuum_connector.scheduler.turns import Away, Turn
-from continuum_connector.toolcalls.asked import UNREAD
+from continuum_connector.toolcalls.formats import UNREAD
 from continuum_connector.tools.analysis.words import told
 
 BLOCK = 16

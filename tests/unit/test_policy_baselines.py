@@ -15,7 +15,7 @@ from continuum_connector.policy.baselines import (
     make_policy,
 )
 from continuum_connector.programs.program import Hints
-from continuum_connector.toolcalls.asked import Asked, Ending
+from continuum_connector.toolcalls.formats import Asked, Ending
 from tests.unit.deciding import finished, world
 
 

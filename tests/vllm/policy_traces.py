@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from zlib import crc32
 
-from continuum_connector.toolcalls.asked import Asked, Ending
+from continuum_connector.toolcalls.formats import Asked, Ending
 from tests.vllm.harness import prompt
 from tests.vllm.tiering import BLOCK, reference
 

@@ -10,8 +10,8 @@ from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity
 from continuum_connector.scheduler.room import MAX_WAIT_S
 from continuum_connector.scheduler.turns import Turn, TurnEnd
-from continuum_connector.toolcalls.asked import ANSWER, CUT, UNREAD, Asked, Ending
-from continuum_connector.toolcalls.reader import BackgroundTokenizer, ToolReader
+from continuum_connector.toolcalls.formats import ANSWER, CUT, UNREAD, Asked, Ending
+from continuum_connector.toolcalls.reader import ToolReader
 from tests.vllm.agents import AgentEngine, live, pinned
 from tests.vllm.harness import prompt
 
@@ -107,10 +107,10 @@ class Spoken:
 
 
 def read_with(engine: AgentEngine, tokenizer: Spoken) -> None:
-    background = BackgroundTokenizer(lambda: tokenizer)
-    engine.side.decider._reader = reader = ToolReader(background, lambda: 0.0, lambda _: None)
+    reader = ToolReader(lambda: tokenizer, lambda: 0.0, lambda _: None)
+    engine.side.decider._reader = reader
     reader.start()
-    background.join()
+    reader.join()
 
 
 def test_a_shell_block_is_a_call_only_where_the_prompt_asks_for_one() -> None:
@@ -438,7 +438,7 @@ def test_turns_that_went_away_while_they_waited_have_no_footprint() -> None:
 def test_a_policy_that_does_not_price_reads_nothing_and_loads_no_tokenizer() -> None:
     engine = AgentEngine(200, extra_config={"policy": "program_order"})
     engine.run_turn("a", 100, program="p")
-    assert engine.side.decider._reader._tokenizer._thread is None
+    assert engine.side.decider._reader._thread is None
 
 
 def test_in_vllms_own_order_too_it_is_known_how_many_wait() -> None:
