@@ -53,7 +53,7 @@ class Submitted:
 
 @dataclass
 class FakeCopyEngine:
-    """A CopyEngine whose transfers settle when the test says so (at once with `hold=False`).
+    """A NativeEngine whose transfers settle when the test says so (at once with `hold=False`).
 
     Asserts what the worker and the scheduler owe an engine: int32 ids of one length and not
     none, tags in flight only once, nothing touched by two transfers in flight of which one

@@ -1,4 +1,4 @@
-"""A DiskFile that does what a test says, and the engine that opens it."""
+"""A NativeDisk that does what a test says, and the engine that opens it."""
 
 from __future__ import annotations
 
