@@ -23,7 +23,7 @@ CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
 SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
 ID_HEADERS = ENV_PREFIX + "ID_HEADERS"
-ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for endpoints.py; not a knob, because vLLM logs those
+ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for an Endpoint; not a knob, because vLLM logs those
 
 MIN_TRACE_BYTES = 2**20
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows later
