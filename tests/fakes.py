@@ -14,7 +14,7 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
-from continuum_connector.worker.engine import Completion, Direction, Health, PoolState, Status
+from continuum_connector.worker.abi import Completion, Direction, Health, PoolState, Status
 
 BLOCK_BYTES = 1000
 BLOCK_SECONDS = 0.001

@@ -26,7 +26,7 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.files import MIN_LEFT
 from continuum_connector.messages import DiskSpent, ReadOrder, WorkerReport, WriteOrder
-from continuum_connector.worker.engine import DiskTuning
+from continuum_connector.worker.abi import DiskTuning
 from continuum_connector.worker.layout import DISK_UNIT, Layout
 from continuum_connector.worker.native import NativeDisk, NativeEngine
 from continuum_connector.worker.tier import LOOK_EVERY_S

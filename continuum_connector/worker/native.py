@@ -18,7 +18,7 @@ import numpy.typing as npt
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.messages import BlockIds, OnDisk
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import (
+from continuum_connector.worker.abi import (
     Completion,
     Direction,
     DiskState,
@@ -271,7 +271,7 @@ class HostPool:
         """How far the pool has grown. Costs microseconds."""
         if self.base == 0:
             raise TransferError("the host pool is closed.")
-        raw = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
+        raw = abi.RawPoolState(size=ctypes.sizeof(abi.RawPoolState))
         code = self._quick.ckv_pool_get_state(self._handle, self.base, ctypes.byref(raw))
         check(code, "no pool state")
         return PoolState(
@@ -456,7 +456,7 @@ class NativeDisk:
         """The state of the file, also after it is closed."""
         if self._handle is None:
             return DiskState(False, False, True, False, 0.0, _CLOSED, _DISK_CLOSED)
-        raw = abi.DiskState(size=ctypes.sizeof(abi.DiskState))
+        raw = abi.RawDiskState(size=ctypes.sizeof(abi.RawDiskState))
         check(self._quick.ckv_disk_get_state(self._handle, ctypes.byref(raw)))
         return DiskState(
             is_direct=bool(raw.is_direct),

@@ -20,7 +20,7 @@ from continuum_connector.messages import (
     TransferOutcome,
     WriteOrder,
 )
-from continuum_connector.worker.engine import (
+from continuum_connector.worker.abi import (
     CONFLICT,
     CORRUPT,
     EIO,

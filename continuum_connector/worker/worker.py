@@ -32,8 +32,8 @@ from continuum_connector.messages import (
     WorkerReport,
     WriteOrder,
 )
+from continuum_connector.worker.abi import Completion, Direction
 from continuum_connector.worker.disk import WorkerDisk
-from continuum_connector.worker.engine import Completion, Direction
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.tier import (
