@@ -176,7 +176,7 @@ def _decider(
     block_bytes: int,
     reader: ToolReader,
 ) -> Decider:
-    costs.seen.assume(block_bytes=block_bytes, prefill=served.prefill(vllm_config))
+    costs.assume(block_bytes=block_bytes, prefill=served.prefill(vllm_config))
     gaps = Gaps()
     policy = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
     return Decider(

@@ -20,7 +20,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 # Objects of the scheduler half that do something. None is to be asked through another.
 PARTS = {
-    *("ours", "side", "steps", "decider", "policy", "away", "gaps", "costs", "seen"),
+    *("ours", "side", "steps", "decider", "policy", "away", "gaps", "costs"),
     *(
         "retention",
         "pins",

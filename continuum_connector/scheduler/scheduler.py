@@ -69,7 +69,7 @@ class SchedulerSide:
         self.decider, self.groups, self.records, self.traffic = decider, groups, records, traffic
         self._pool, self._pop_blocks = pool, pop_blocks
         self._reader = reader
-        self._stock, self._away, self._seen = records.stock, decider.away, costs.seen
+        self._stock, self._away, self._costs = records.stock, decider.away, costs
         self._ended = HoldTable(pool, beside=traffic.holds)
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
@@ -239,7 +239,7 @@ class SchedulerSide:
         self.waits.gate.found(turn, num_found)
         self.records.admitted(request, turn, now)
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
-        self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
+        self._costs.waited(now - turn.arrival, turn.vram_tokens < shared, now)
         if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
             self.tier.lend(turn.program.key, request, num_found)
 
@@ -322,7 +322,7 @@ class SchedulerSide:
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn, request, blocks, now)
         # Before the first decision, or the average is one block and this turn counts as hundreds.
-        self._seen.assume(footprint=len(blocks))
+        self._costs.assume(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:
             blocks = NO_BLOCKS
         choice = self._decisions.keep(turn, request, blocks, end, now)

@@ -19,8 +19,8 @@ class Seen:
 
     def __init__(self, engine: Engine) -> None:
         self.steps: list[tuple[Work, float]] = []
-        self._learn = engine.connector.costs.seen.step
-        engine.connector.costs.seen.step = self._step
+        self._learn = engine.connector.costs.step
+        engine.connector.costs.step = self._step
 
     def _step(self, work: Work, seconds: float) -> None:
         self.steps.append((work, seconds))
