@@ -46,6 +46,8 @@ import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from msgspec.structs import replace
+
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import (
     After,
@@ -59,6 +61,13 @@ from continuum_connector.policy.base import (
     Unpriced,
     must_free,
 )
+
+
+def _pinned(ttl_s: float, snapshot: Snapshot, why: str) -> Choice:
+    """A pin of `ttl_s`, none for 0. Where there is a tier, the turn is stored in either case."""
+    if ttl_s:
+        return Choice(Pin(ttl_s, After.STORE if snapshot.has_tier else After.DROP), why)
+    return Choice(Offload() if snapshot.has_tier else Free(), why)
 
 
 class Stock(Unpriced):
@@ -88,11 +97,8 @@ class FixedTtl(Unpriced):
             return freed
         asked = turn.hints.ttl_s
         ttl_s = min(self._ttl_s if asked is None else asked, self._max_ttl_s)
-        if not ttl_s:
-            return Choice(Offload() if snapshot.has_tier else Free(), "a TTL of 0 s")
-        then = After.STORE if snapshot.has_tier else After.DROP
         why = "fixed TTL" if asked is None else f"client asked for {asked:g} s"
-        return Choice(Pin(ttl_s, then), why)
+        return _pinned(ttl_s, snapshot, why if ttl_s else "a TTL of 0 s")
 
 
 RELEASED_S = 2.0  # both the slowest mean that is pinned and the pin's TTL
@@ -115,9 +121,7 @@ class Released(Unpriced):
         if (freed := must_free(turn)) is not None:
             return freed
         ttl_s, why = self._ttl(turn)
-        if not ttl_s:
-            return Choice(Offload() if snapshot.has_tier else Free(), why)
-        return Choice(Pin(ttl_s, After.STORE if snapshot.has_tier else After.DROP), why)
+        return _pinned(ttl_s, snapshot, why)
 
     def _ttl(self, turn: FinishedTurn) -> tuple[float, str]:
         if not turn.asked.tools:
@@ -177,11 +181,7 @@ class Continuum(Unpriced):
         ttl_s, gain, why = self._ttl(turn, snapshot)
         share = turn.num_blocks / max(snapshot.mean_blocks, 1.0)
         rest = "offload" if snapshot.has_tier else "free"
-        values = {"pin": share * gain, rest: 0.0}
-        if not ttl_s:
-            return Choice(Offload() if snapshot.has_tier else Free(), why, values)
-        then = After.STORE if snapshot.has_tier else After.DROP
-        return Choice(Pin(ttl_s, then), why, values)
+        return replace(_pinned(ttl_s, snapshot, why), prices={"pin": share * gain, rest: 0.0})
 
     def _ttl(self, turn: FinishedTurn, snapshot: Snapshot) -> tuple[float, float, str]:
         """The TTL, the seconds that it gains per average turn's room, and why."""
