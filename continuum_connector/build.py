@@ -15,10 +15,11 @@ from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
 from continuum_connector.costs.costs import Costs
 from continuum_connector.errors import ConfigError
 from continuum_connector.forecast.gaps import Gaps
+from continuum_connector.memory import size
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
+from continuum_connector.policy.baselines import make_policy
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.policy.registry import make_policy
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import KvGroups
@@ -33,8 +34,7 @@ from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
-from continuum_connector.sizes import size
-from continuum_connector.toolcalls.reader import BackgroundTokenizer, StopStrings, ToolReader
+from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.vllm import compat, coordinator, facts, node, probe, proven, resets, served
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.touched import Part
@@ -123,10 +123,14 @@ def scheduler_side(
     account.gauge("disk_wanted_bytes", config.disk_bytes)
     dram = DramPlan(num_slots, slot_bytes * world_size, config.dram_bytes is None)
     disk = _disk_plan(config, seen, num_slots, slot_bytes, (world_size, node_ranks), costs)
-    tokenizer = BackgroundTokenizer(lambda: compat.load_tokenizer(vllm_config))
+    reader = ToolReader(
+        functools.partial(compat.load_tokenizer, vllm_config),
+        time.perf_counter,
+        lambda why: account.count("unread_turns", 1, why),
+    )
     sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, groups.scheduler_size, dram.block_bytes, **sizes)
-    decider = _decider(config, vllm_config, costs, slot_bytes, tokenizer, account)
+    decider = _decider(config, vllm_config, costs, slot_bytes, reader)
     stock = coordinator.stock_beside(pool, found, groups)
     return SchedulerSide(
         config,
@@ -139,7 +143,7 @@ def scheduler_side(
         ),
         records=Records(account, trace, decider.away, stock),
         waker=Waker(wake) if wake is not None else NoWaker(),
-        stop_strings=StopStrings(tokenizer),
+        reader=reader,
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
         is_vram_empty=functools.partial(resets.is_empty, pool),
         pop_blocks=coordinator.popper(found, groups) if served.is_alone(vllm_config) else None,
@@ -189,10 +193,9 @@ def _decider(
     vllm_config: Any,
     costs: Costs,
     block_bytes: int,
-    tokenizer: BackgroundTokenizer,
-    account: Account,
+    reader: ToolReader,
 ) -> Decider:
-    costs.seen.assume(block_bytes=block_bytes, prefill=served.prefill(vllm_config))
+    costs.assume(block_bytes=block_bytes, prefill=served.prefill(vllm_config))
     gaps = Gaps()
     policy = make_policy(config.policy, config.ttl_s, config.max_ttl_s)
     return Decider(
@@ -200,7 +203,7 @@ def _decider(
         gaps,
         Away(gaps, config.max_programs),
         costs,
-        ToolReader(tokenizer, time.perf_counter, lambda why: account.count("unread_turns", 1, why)),
+        reader,
     )
 
 

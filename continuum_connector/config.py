@@ -17,14 +17,13 @@ import msgspec
 
 from continuum_connector import files
 from continuum_connector.errors import ConfigError, shown
-from continuum_connector.memory import Taken
-from continuum_connector.sizes import check_units, parse_bytes
+from continuum_connector.memory import Taken, check_units, parse_bytes
 
 CONNECTOR_NAME = "ContinuumConnector"
 ENV_PREFIX = "CONTINUUM_"
 SWITCH_PATH = ENV_PREFIX + "SWITCH_PATH"
 ID_HEADERS = ENV_PREFIX + "ID_HEADERS"
-ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for endpoints.py; not a knob, because vLLM logs those
+ADMIN_KEY = ENV_PREFIX + "ADMIN_KEY"  # for an Endpoint; not a knob, because vLLM logs those
 
 MIN_TRACE_BYTES = 2**20
 FIRST_BYTES = 2**30  # of a rank's DRAM, before its worker is ready; the rest grows later
@@ -40,7 +39,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Every = Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
 
-POLICIES = (  # those of policy/registry.py
+POLICIES = (  # those of policy/baselines.py
     *("adaptive", "continuum", "released", "fixed_ttl", "lru_offload", "program_order", "stock"),
 )
 KV_LAYOUTS = ("auto", "stock", "BLHNC", "BLNHC", "BHLNC")

@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from continuum_connector import build
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.prefill import StepClock
+from continuum_connector.costs.fit import StepClock
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import timed
 from continuum_connector.observe.metrics import ContinuumStats
@@ -72,7 +72,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
                 return
             self._may_serve = True
             self.costs = Costs(vllm_config.scheduler_config.max_num_batched_tokens)
-            self._seen = self.costs.seen
             compat.ask_to_recompute(vllm_config)  # whoever made it, maybe without our plugin
             self._wake = compat.find_wake()
         elif not why_aside:
@@ -99,7 +98,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         if self.mode is not Mode.ASIDE:
             step = self._step_clock.done(now)
             if step is not None:
-                self._seen.step(*step)
+                self.costs.step(*step)
             is_last = not self.side.turns and self.mode is not Mode.OFF
         if now < self._tell_at and not is_last:
             return None

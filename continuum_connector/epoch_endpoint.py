@@ -16,8 +16,14 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from continuum_connector.endpoints import Endpoint, RequestError, engine_of, read_body
-from continuum_connector.middleware import Receive, Scope
+from continuum_connector.middleware import (
+    Endpoint,
+    Receive,
+    RequestError,
+    Scope,
+    engine_of,
+    read_body,
+)
 
 MAX_BODY_BYTES = 4096
 MAX_NAME = 200  # characters

@@ -14,8 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from continuum_connector.endpoints import Endpoint, RequestError, engine_of, path_of
-from continuum_connector.middleware import Receive, Scope
+from continuum_connector.middleware import (
+    Endpoint,
+    Receive,
+    RequestError,
+    Scope,
+    engine_of,
+    path_of,
+)
 from continuum_connector.vllm import attach
 
 

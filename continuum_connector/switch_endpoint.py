@@ -7,7 +7,7 @@
     GET /continuum/switch     what the file says: {"switch": "off"}
 
 The state stays in the file, which every engine reads (switch.py), so any number of API servers may
-answer, and all agree. The endpoint has a key of its own (endpoints.py).
+answer, and all agree.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from continuum_connector.config import SWITCH_PATH
-from continuum_connector.endpoints import Endpoint, RequestError, read_body
 from continuum_connector.errors import ConfigError
-from continuum_connector.middleware import App, Receive, Scope
+from continuum_connector.middleware import App, Endpoint, Receive, RequestError, Scope, read_body
 from continuum_connector.switch import MEANINGS, read_switch, write_switch
 
 MAX_BODY_BYTES = 64

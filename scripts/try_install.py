@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import continuum_connector
-from continuum_connector.worker.engine import Direction, Region
+from continuum_connector.worker.abi import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 

@@ -16,7 +16,7 @@ from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
 from continuum_connector.scheduler.holds import Hold, HoldTable
 from continuum_connector.scheduler.kv_groups import ids_of
-from continuum_connector.worker.engine import Completion, Direction, Health, PoolState, Status
+from continuum_connector.worker.abi import Completion, Direction, Health, PoolState, Status
 
 BLOCK_BYTES = 1000
 BLOCK_SECONDS = 0.001
@@ -55,7 +55,7 @@ class Submitted:
 
 @dataclass
 class FakeCopyEngine:
-    """A CopyEngine whose transfers settle when the test says so (at once with `hold=False`).
+    """A NativeEngine whose transfers settle when the test says so (at once with `hold=False`).
 
     Asserts what the worker and the scheduler owe an engine: int32 ids of one length and not
     none, tags in flight only once, nothing touched by two transfers in flight of which one

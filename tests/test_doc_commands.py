@@ -30,7 +30,7 @@ import pytest
 import typer
 
 from continuum_connector.config import ADMIN_KEY, ENV_PREFIX, KNOBS, POLICIES, load_config
-from continuum_connector.observe.metric_table import PUBLISHED
+from continuum_connector.observe.account import PUBLISHED
 from continuum_connector.tools.cli.app import app
 from continuum_connector.tools.cli.ending import TRACEBACK
 from tests.markdown import ROOT, Block, blocks, documents

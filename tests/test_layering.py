@@ -20,7 +20,7 @@ TREES = {name: ast.parse(path.read_text()) for name, path in FILES.items()}
 
 # Objects of the scheduler half that do something. None is to be asked through another.
 PARTS = {
-    *("ours", "side", "steps", "decider", "policy", "away", "gaps", "costs", "seen"),
+    *("ours", "side", "steps", "decider", "policy", "away", "gaps", "costs"),
     *(
         "retention",
         "pins",
@@ -77,26 +77,23 @@ MUTATES = {
     *("pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort", "update"),
 }
 
-LEAVES = {"errors", "messages", "files", "sizes"}
+LEAVES = {"errors", "messages", "files", "memory"}
 MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself and `errors`
     "errors": set(),
     "messages": set(),
     "files": set(),
-    "sizes": set(),
-    "memory": {"sizes"},
-    "config": {"memory", "files", "sizes"},
+    "memory": set(),
+    "config": {"memory", "files"},
     "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
     "observe/trace": {"config"},
-    "observe/metric_table": {"programs", "toolcalls"},
-    "observe/account": {"observe/metric_table"},
-    "observe/metrics": {"observe/account", "observe/metric_table"},
-    "middleware": {"config", "programs", "observe/metric_table"},
-    "endpoints": {"config", "middleware"},
-    "switch_endpoint": {"switch", "config", "middleware", "endpoints"},
-    "epoch_endpoint": {"middleware", "endpoints"},
-    "program_endpoint": {"middleware", "endpoints", "vllm/attach"},
+    "observe/account": {"programs", "toolcalls"},
+    "observe/metrics": {"observe/account"},
+    "middleware": {"config", "programs", "observe/account"},
+    "switch_endpoint": {"switch", "config", "middleware"},
+    "epoch_endpoint": {"middleware"},
+    "program_endpoint": {"middleware", "vllm/attach"},
     "costs": set(),
     "forecast": {"toolcalls"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
@@ -114,7 +111,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "scheduler": {
         *("scheduler/found", "scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
-        *("observe/account", "observe/metric_table"),
+        "observe/account",
     },
     "worker": {"messages", "config", "files"},
     "vllm/proven": {"scheduler/kv_groups"},
@@ -138,7 +135,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "vllm/resets": {"vllm/compat", "vllm/probe", "vllm/touched"},
     "build": {
-        *("memory", "sizes"),
+        "memory",
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/on_disk"),
         *("observe/account", "observe/trace"),
@@ -165,16 +162,16 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/proven", "switch", "observe/trace", "memory"),
     },
     "vllm/plugin": {"vllm/attach", "vllm/probe"},
-    "tools/analysis": {"observe/trace", "forecast", "sizes"},
+    "tools/analysis": {"observe/trace", "forecast", "memory"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
-        *("config", "files", "worker", "switch", "memory", "sizes"),
+        *("config", "files", "worker", "switch", "memory"),
         *("switch_endpoint", "epoch_endpoint", "program_endpoint"),
     },
     "tools/cli": {
         *("tools/analysis", "tools/checks"),
-        *("files", "sizes"),
+        *("files", "memory"),
     },
     "": {"connector", "vllm/attach"},  # __init__: the public names
 }

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.fit import MIN_TRANSFERS
-from continuum_connector.costs.prefill import MIN_STEPS
+from continuum_connector.costs.fit import MIN_STEPS, MIN_TRANSFERS
 
 
 class _Known:
@@ -24,7 +23,7 @@ def know(costs: Costs, said: Mapping[str, Sequence[float]]) -> None:
     """Set models by name, in seconds. `prefill`: base, per token, per pair, per decode, per token
     of their context. `load`, `store`, `read`: latency, per block."""
     for name, coefficients in said.items():
-        model: Any = getattr(costs._models, name)
+        model: Any = getattr(costs, f"_{name}")
         model._fit = _Known(coefficients)
         if name == "prefill":
             model.num_steps = MIN_STEPS

@@ -9,7 +9,7 @@ from bench.copy_engine.report import Say, Section, Target, spread
 from bench.copy_engine.rig import Rig, another_core, checked
 from bench.copy_engine.sizes import Sizes
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 
 AIM_MS = 5.0
 HIGH = 98

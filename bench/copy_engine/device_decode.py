@@ -19,7 +19,7 @@ from bench.copy_engine.machine import Machine, Stream
 from bench.copy_engine.report import Say, Section, size, spread
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.sizes import Sizes
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 
 WARM_UP = 5  # units that are not counted
 LOAD, STORE = (Direction.LOAD,), (Direction.STORE,)

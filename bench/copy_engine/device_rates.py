@@ -10,7 +10,7 @@ from bench.copy_engine.machine import Buffer, Machine, Stream
 from bench.copy_engine.report import Say, Section, Target, size
 from bench.copy_engine.rig import Rig
 from bench.copy_engine.sizes import Sizes
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 
 PATHS = {"batch": 1, "loop": 2, "gather": 3}  # the bits of ckv_stats.paths
 AIM_OF_PEAK, AIM_BOTH = 95.0, 80.0

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from bench.copy_engine.rig import BenchError, Rig, checked
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 
 OUTSTANDING = 3  # transfers: the lane never finds its queue empty
 LOOK_S = 0.0005

@@ -16,7 +16,7 @@ from bench.copy_engine.machine import Machine
 from continuum_connector.errors import ToldError
 from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import Direction, Region
+from continuum_connector.worker.abi import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning, check
 
@@ -45,7 +45,7 @@ class TimedEngine(NativeEngine):
             found += [abi.RawCompletion.from_buffer_copy(each) for each in self._buffer[:n]]
         return found
 
-    def map_pool(self, num_bytes: int, chunk_bytes: int, huge: bool) -> abi.PoolState:
+    def map_pool(self, num_bytes: int, chunk_bytes: int, huge: bool) -> abi.RawPoolState:
         """Map another pool, which stays until the engine is closed; how long that took."""
         config = abi.PoolConfig(
             size=ctypes.sizeof(abi.PoolConfig),
@@ -55,7 +55,7 @@ class TimedEngine(NativeEngine):
             chunk_bytes=chunk_bytes,
         )
         base, handle = ctypes.c_void_p(), self._opened()
-        state = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
+        state = abi.RawPoolState(size=ctypes.sizeof(abi.RawPoolState))
         lib = self._blocking
         check(lib.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base)))
         check(lib.ckv_pool_get_state(handle, base, ctypes.byref(state)))

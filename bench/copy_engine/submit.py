@@ -8,7 +8,7 @@ from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Say, Section, Target, spread
 from bench.copy_engine.rig import Rig, another_core, compute
 from bench.copy_engine.sizes import Sizes
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 
 PIECE = 64  # bytes: what is copied does not matter here
 BURST = 8  # transfers in a row: after the first the lane is awake

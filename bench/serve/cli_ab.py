@@ -27,7 +27,7 @@ from bench.serve.tiny_model import LLAMA, make_model
 from bench.serve.tokenizer import FIRST_WORD
 from continuum_connector.config import POLICIES
 from continuum_connector.errors import ConfigError, ToldError
-from continuum_connector.sizes import parse_bytes
+from continuum_connector.memory import parse_bytes
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 

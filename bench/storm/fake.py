@@ -24,7 +24,7 @@ from bench.sim.engine import Engine, Progress
 from bench.sim.hardware import GB, Machine, machine
 from bench.storm import front
 from bench.storm.record import ABORTED, RESET_REFUSED, Ended
-from continuum_connector.observe.metric_table import METRICS, Kind
+from continuum_connector.observe.account import METRICS, Kind
 from continuum_connector.switch import PERIOD_S, SwitchFile
 
 BLOCK_SIZE = 32

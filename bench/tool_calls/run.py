@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bench.cli import positive, start, teaching_parser
 from continuum_connector.toolcalls.formats import BEGINNINGS, ENDS, THINKING, parse
-from continuum_connector.toolcalls.reader import TAIL_TOKENS, BackgroundTokenizer, ToolReader
+from continuum_connector.toolcalls.reader import TAIL_TOKENS, ToolReader
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "unit" / "tool_outputs"
@@ -92,11 +92,10 @@ def main() -> None:
     options.add_argument("--rounds", type=positive, default=200)
     rounds = options.parse_args().rounds
     tokenizer = train()
-    background = BackgroundTokenizer(lambda: tokenizer)
     not_read: list[str] = []
-    reader = ToolReader(background, time.perf_counter, not_read.append)
+    reader = ToolReader(lambda: tokenizer, time.perf_counter, not_read.append)
     reader.start()
-    background.join()
+    reader.join()
     print("| tail of 512 tokens | characters | decode us | parse us | read us (p99) |")
     print("|---|---:|---:|---:|---:|")
     for name, token_ids in tails(tokenizer).items():

@@ -1,18 +1,114 @@
-"""RobustFit: costs fitted online over samples, some of which are bad; CopyModel: those of copies.
+"""What engine steps and copies cost: fitted online, and from data sheets until something was seen.
 
-A sample that took ten times as long (a compile, a pause) counts by its absolute deviation, not by
-its square. A thousand similar samples push out only samples of their own kind, so what unlike ones
-taught is not forgotten.
+RobustFit fits costs over samples, some of which are bad. A sample that took ten times as long (a
+compile, a pause) counts by its absolute deviation, not by its square. A thousand similar samples
+push out only samples of their own kind, so what unlike ones taught is not forgotten.
+
+CopyModel: a copy's latency and seconds per block.
+
+PrefillModel: what it costs to prefill a prompt, from how long each engine step took. A step takes
+base + per_token * new + per_pair * new * (cached + new / 2) + per_decode * decodes
++ per_context * decode context: linear layers, attention, the same for generating requests,
+and launch and weight reads in the base. The paper fits a parabola to one prompt's time
+(section 4.2); this is that parabola, with the cached prefix and a mixed batch told apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
-from collections.abc import Sequence
+import re
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+EFFICIENCY = 0.5  # of a data sheet's products that a prefill reaches; measured ones do 0.4 to 0.7
+STEP_S = 5e-3  # of each step, whatever it computes: scheduling, launches, sampling
+
+
+class Device(NamedTuple):
+    """`flops`: dense 16-bit products per second; `memory_rate`: bytes per second."""
+
+    flops: float
+    memory_rate: float
+
+
+class Shape(NamedTuple):
+    """One rank's share of a model: operations per token, operations of attention per token and
+    token before it, bytes of weights that a step reads."""
+
+    token_flops: float
+    pair_flops: float
+    weight_bytes: float
+
+
+# A part of the device's name -> its data sheet.
+KNOWN = {
+    "T4": Device(65e12, 0.32e12),
+    "V100": Device(125e12, 0.9e12),
+    "A10": Device(125e12, 0.6e12),
+    "A10G": Device(70e12, 0.6e12),
+    "A30": Device(165e12, 0.93e12),
+    "A40": Device(150e12, 0.7e12),
+    "A100": Device(312e12, 1.9e12),
+    "A800": Device(312e12, 1.9e12),
+    "3090": Device(71e12, 0.94e12),
+    "4090": Device(165e12, 1.0e12),
+    "5090": Device(210e12, 1.8e12),
+    "L4": Device(121e12, 0.3e12),
+    "L20": Device(119e12, 0.86e12),
+    "L40": Device(181e12, 0.86e12),
+    "L40S": Device(362e12, 0.86e12),
+    "H20": Device(148e12, 4.0e12),
+    "H100": Device(989e12, 3.35e12),
+    "H800": Device(989e12, 3.35e12),
+    "GH200": Device(989e12, 4.0e12),
+    "H200": Device(989e12, 4.8e12),
+    "B200": Device(2250e12, 8.0e12),
+    "GB200": Device(2250e12, 8.0e12),
+    "B300": Device(2250e12, 8.0e12),
+    "GB300": Device(2250e12, 8.0e12),
+    "MI250X": Device(190e12, 1.6e12),  # one of its two halves, which are devices of their own
+    "MI300X": Device(1307e12, 5.3e12),
+    "MI325X": Device(1307e12, 6.0e12),
+    "MI350X": Device(2300e12, 8.0e12),
+    "MI355X": Device(2500e12, 8.0e12),
+}
+# CUDA compute capability, major -> the slowest of those that serve models, for names not above.
+GENERATIONS = {
+    7: KNOWN["T4"],
+    8: KNOWN["A10G"],
+    9: KNOWN["H20"],
+    10: KNOWN["B200"],
+    12: KNOWN["5090"],
+}
+UNKNOWN = KNOWN["T4"]
+CORE = Device(50e9, 10e9)  # of a CPU: 16 products a cycle; its share of the memory's rate
+# A model of which vLLM cannot say what it computes: 8 billion parameters in 16 bits.
+TYPICAL = Shape(16e9, 0.5e6, 16e9)
+
+
+def device_named(name: str, generation: int | None = None) -> Device:
+    """The device that vLLM calls `name`. `generation`: its CUDA capability's major number."""
+    for word in re.split(r"[^A-Za-z0-9]+", name):
+        if word.upper() in KNOWN:
+            return KNOWN[word.upper()]
+    return UNKNOWN if generation is None else GENERATIONS.get(generation, UNKNOWN)
+
+
+def cpu(num_cores: int) -> Device:
+    """A CPU of so many cores."""
+    return Device(num_cores * CORE.flops, num_cores * CORE.memory_rate)
+
+
+def prefill_prior(shape: Shape, device: Device) -> tuple[float, float, float]:
+    """Seconds that a prefill takes: per step, per token, per token and token before it."""
+    flops = device.flops * EFFICIENCY
+    base = STEP_S + shape.weight_bytes / device.memory_rate
+    return base, shape.token_flops / flops, shape.pair_flops / flops
+
 
 Array = npt.NDArray[np.float64]
 
@@ -139,3 +235,145 @@ class CopyModel:
             return 0.0
         latency, per_block = self._fit.coefficients if self.is_known else self._guess
         return latency + per_block * num_blocks
+
+
+# We look at one in so many of the steps that only decode: they are alike, and there are thousands
+# between two prompts.
+DECODES_PER_LOOK = 8
+# Steps in flight at once: 2 under async scheduling, one per stage of a pipeline.
+MAX_IN_FLIGHT = 64
+
+
+class Work(NamedTuple):
+    """What one step computes.
+
+    `num_new`: prompt tokens. `pairs`: attention over them, the sum over prompts of new tokens
+    times the tokens in front of each on average, new * (cached + new / 2). `num_decodes`:
+    requests that generate. `decode_context`: tokens that those attend to, over all of them.
+    """
+
+    num_new: int = 0
+    pairs: float = 0.0
+    num_decodes: int = 0
+    decode_context: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        scheduled: Mapping[str, int],
+        num_requests: int,
+        computed: Callable[[str], int],
+        context: int,
+        drafts: Mapping[str, Sequence[int]],
+    ) -> Work:
+        """Add up the requests of a step. `scheduled`: tokens by request, of those that get more
+        than one; others may be left out, and `num_requests` counts all. `drafts`: those of the
+        tokens that are drafts. `computed`: how many tokens come before a prompt's. `context`: how
+        many come before those of all requests."""
+        num_new, pairs = 0, 0.0
+        for request, num in scheduled.items():
+            if num != 1 and num - len(drafts.get(request, ())) != 1:  # a prompt
+                cached = computed(request)
+                num_new += num
+                pairs += num * (cached + num / 2)
+                num_requests -= 1
+                context -= cached
+        return cls(num_new, pairs, num_requests, context)
+
+    def __bool__(self) -> bool:
+        return bool(self.num_new or self.num_decodes)
+
+
+class StepClock:
+    """Pairs each schedule() with its update_from_output(), which come in the same order.
+
+    A step begins when it was scheduled, or when the step before it was done if that was later
+    (async scheduling, pipelines), and ends when its output arrives. Steps that compute nothing are
+    not timed, but end the one before.
+    """
+
+    def __init__(self) -> None:
+        self._in_flight: deque[tuple[Work | None, float]] = deque(maxlen=MAX_IN_FLIGHT)
+        self._last_done = 0.0
+        self._num_steps = 0
+
+    @property
+    def skips_decodes(self) -> bool:
+        """Whether the coming step, if it only decodes, need not say what it computes."""
+        return bool(self._num_steps % DECODES_PER_LOOK)
+
+    def scheduled(self, work: Work | None, now: float) -> None:
+        """schedule() has built a step. `work` is None if we do not look at it."""
+        self._num_steps += 1
+        self._in_flight.append((work, now))
+
+    def done(self, now: float) -> tuple[Work, float] | None:
+        """A step's output has arrived: return what it computed and how many seconds it took, or
+        None."""
+        if not self._in_flight:
+            return None
+        work, began = self._in_flight.popleft()
+        began = max(began, self._last_done)
+        self._last_done = now
+        return (work, now - began) if work and now > began else None
+
+
+# Five costs need five unlike steps; with three times as many, no single step decides.
+MIN_STEPS = 16
+# Until then, the better rate of two steps that computed enough for their base not to matter much.
+# It is rather too slow than too fast, but it gives a server's first minute something to go by.
+MIN_FIRST_STEPS, MIN_FIRST_TOKENS = 2, 128
+
+
+class PrefillModel:
+    """`chunk`: tokens that one step computes at most (max_num_batched_tokens)."""
+
+    def __init__(self, chunk: int) -> None:
+        self._chunk = max(1, chunk)
+        self._fit = RobustFit(5)
+        self.num_steps = 0  # those with prompt tokens
+        self._num_first_steps = 0
+        self._first_rate = math.inf  # seconds per token
+        self._prior = (0.0, 0.0, 0.0)  # seconds: base, per_token, per_pair
+
+    @property
+    def is_known(self) -> bool:
+        """Whether `seconds` answers from enough steps."""
+        return self.num_steps >= MIN_STEPS
+
+    @property
+    def is_roughly_known(self) -> bool:
+        """Whether `seconds` answers from something that was measured, not from the prior."""
+        return self.is_known or self._num_first_steps >= MIN_FIRST_STEPS
+
+    def assume(self, prior: tuple[float, float, float]) -> None:
+        """What `seconds` answers with until something was measured: base, per_token, per_pair."""
+        self._prior = prior
+
+    def add(self, work: Work, seconds: float) -> None:
+        """A step that computed `work` took `seconds`."""
+        self._fit.add((1.0, *work), seconds)
+        self.num_steps += work.num_new > 0
+        if not self.is_known and work.num_new >= MIN_FIRST_TOKENS and seconds > 0.0:
+            self._num_first_steps += 1
+            self._first_rate = min(self._first_rate, seconds / work.num_new)
+
+    def seconds(self, num_new: int, num_cached: int = 0) -> float:
+        """Seconds to prefill `num_new` tokens behind `num_cached`, with the engine to itself.
+
+        Counts the base once for each step that it takes. 0.0 without a prior while nothing is
+        known: then a kept block is worth nothing, and turns are served as without us.
+        """
+        if num_new <= 0:
+            return 0.0
+        base, per_token, per_pair = self._costs()
+        num_steps = -(-num_new // self._chunk)
+        pairs = num_new * (num_cached + num_new / 2)
+        return num_steps * base + per_token * num_new + per_pair * pairs
+
+    def _costs(self) -> tuple[float, float, float]:
+        """Base, per_token and per_pair, from the best that is known."""
+        if self.is_known:
+            base, per_token, per_pair, _, _ = self._fit.coefficients
+            return base, per_token, per_pair
+        return (0.0, self._first_rate, 0.0) if self.is_roughly_known else self._prior

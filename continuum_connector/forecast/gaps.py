@@ -1,5 +1,10 @@
 """Gaps: the time from the end of a program's turn to the arrival of its next one.
 
+ToolTimes: how long a program is away, by what its turn asked for; learned while serving. It is a
+tree of survival curves: tool -> all tools -> every gap -> a prior, and people -> every gap. Each
+counts its own gaps and its parent's curve as PRIOR_WEIGHT more gaps, so a curve is a sensible
+guess before its first gap and its own after some dozen.
+
 RecordedGaps keeps the gaps themselves, for the one rule that needs samples: Continuum, Equation 2.
 """
 
@@ -8,12 +13,230 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from statistics import NormalDist
+from typing import TypeVar
 
-from continuum_connector.forecast.forecast import EDGES
-from continuum_connector.forecast.tool_times import ToolTimes, touch_and_evict
-from continuum_connector.toolcalls.asked import Asked, Ending
+import numpy as np
+
+from continuum_connector.forecast.forecast import EDGES, Curve, Forecast, Row, Survival
+from continuum_connector.toolcalls.formats import Asked, Ending
+
+# The seeds: typical gaps of well-known tools, for the first few calls. Every number was measured
+# elsewhere, on other machines and for other work, so a seed weighs as much as a handful of
+# observations (PRIOR_WEIGHT) and fades as soon as there are some. Sources: SWE-Bench agents, tools
+# of 0.925 s on average (Continuum, Table 2); coding agents, gaps of p10 4 s, p50 9 s, p90 72 s, and
+# people, p50 127 s, p90 1,543 s (public Claude Code traces); single commands in a sandbox: editor
+# 0 s, grep 0.2 s, pytest of a path 0.7 s, of everything 6.9 s, pip install 8.2 s. The spreads of
+# single commands are guesses, and wide ones.
+_NORMAL = NormalDist()
+_LASTS_LONGER = 1.0  # sigma of ln(gap): nine in ten between a quarter and four times the median
+
+
+def log_normal(median_s: float, sigma: float = _LASTS_LONGER, never: float = 0.01) -> Curve:
+    """Gaps around `median_s`. `sigma`: that of their logarithm. A share of `never` has no end."""
+    mu = math.log(median_s)
+    return tuple(
+        never + (1.0 - never) * (1.0 - _NORMAL.cdf((math.log(edge) - mu) / sigma)) for edge in EDGES
+    )
+
+
+def mixture(*parts: tuple[float, Curve]) -> Curve:
+    """The curve of (share, curve) pairs; shares add up to 1."""
+    shares = [share for share, _ in parts]
+    curves = zip(*(curve for _, curve in parts), strict=True)
+    return tuple(sum(s * p for s, p in zip(shares, ps, strict=True)) for ps in curves)
+
+
+FAST = log_normal(0.45, 1.2)  # mean 0.92 s: a tool in a sandbox
+AGENT = mixture((0.7, log_normal(7.0, 0.5)), (0.3, log_normal(45.0, 1.2)))  # 4, 9, 84 s
+PERSON = log_normal(127.0, 1.8, never=0.1)  # one answer in ten is the last
+TOOLS = mixture((0.5, FAST), (0.5, AGENT))  # a tool of which nothing is known
+EVERYTHING = mixture((0.85, TOOLS), (0.15, PERSON))  # a turn of which nothing is known
+
+_EDITOR, _LOOK, _SEARCH = log_normal(0.05), log_normal(0.1), log_normal(0.2)
+_NETWORK, _INSTALL, _BUILD = log_normal(2.0, 1.2), log_normal(8.0, 1.2), log_normal(10.0, 1.5)
+_TESTS = mixture((0.6, log_normal(0.75)), (0.4, log_normal(7.0, 1.3)))  # a path; everything
+_SCRIPT = log_normal(0.6, 1.5)
+
+_NAMES: dict[str, Curve] = {
+    "str_replace_editor str_replace_based_edit_tool edit_file write_file apply_patch sed": _EDITOR,
+    "cd ls cat head tail pwd echo mkdir cp mv rm nl wc touch read_file list_files": _LOOK,
+    "grep rg find awk git search": _SEARCH,
+    "curl wget fetch_url web_search fetch": _NETWORK,
+    "pip npm apt apt-get conda uv yarn pnpm": _INSTALL,
+    "make cmake cargo mvn gradle ninja docker": _BUILD,
+    "pytest tox unittest": _TESTS,
+    "python python3 node": _SCRIPT,
+}
+BY_TOOL: dict[str, Curve] = {
+    name: curve for names, curve in _NAMES.items() for name in names.split()
+}
+
+
+T = TypeVar("T")
+
+# With fewer observations, a key's curve is mostly its parent's, so little is lost with the key.
+FEW = 8.0
+# A parent's curve counts as so many observations; 4 to 16 are about equally good (bench/gaps of
+# c109eba).
+PRIOR_WEIGHT = FEW
+
+# Agents have tens of tools, a shell some hundred commands. Beyond this, tools are forgotten
+# (touch_and_evict).
+MAX_TOOLS = 256
+_TOLERANCE = 0.01
+_MAX_NAME = 100  # characters; longer names are cut
+
+
+class _Key:
+    """One node of the tree. Its curve is computed again after 1 % more gaps, or after its parent's.
+
+    So the curves at the top, which every gap changes a little, are not computed for each gap.
+    """
+
+    __slots__ = ("_curve", "_forecast", "_num_new", "_of", "_seed", "counts")
+
+    def __init__(self, seed: Curve | None = None) -> None:
+        self.counts = Survival()
+        self._seed = seed
+        self._curve: Row | None = None
+        self._of: object = None  # the parent's curve from which it was computed
+        self._forecast: Forecast | None = None
+        self._num_new = 0  # gaps since the curve was computed
+
+    def add(self, gap_s: float, is_over: bool, after_s: float) -> None:
+        self.counts.add(gap_s, is_over, after_s)
+        self._num_new += 1
+        if self._num_new > _TOLERANCE * self.counts.num_seen:
+            self._curve = self._forecast = None
+
+    def curve(self, parent: Curve) -> Row:
+        """P(gap > EDGES[i]), given the parent's curve."""
+        if self._curve is None or self._of is not parent:
+            prior = _prior(parent, self._seed)
+            self._curve, self._of = self.counts.shrunk(prior, PRIOR_WEIGHT), parent
+            self._forecast, self._num_new = None, 0
+        return self._curve
+
+    def forecast(self, parent: Curve) -> Forecast:
+        """The same curve as a Forecast."""
+        if self._forecast is None or self._of is not parent:
+            self._forecast = _forecast(self.curve(parent), self.counts.num_seen)
+        return self._forecast
+
+
+class ToolTimes:
+    """Observes gaps and forecasts the next one. Has no clock; for one thread; bounded by MAX_TOOLS.
+
+    After several calls the program is back when the longest is done. So the forecast is that of the
+    longest of independent calls, and the gap teaches the call that was expected to be the longest.
+    About the others it says only "not longer", which is weak, and as their gap it would be wrong:
+    `cd x && pytest` would make `cd` slow. Only if none of them is known does the gap teach all.
+    Calls of one tool count as one, both in the forecast and in what is learned.
+    """
+
+    def __init__(self) -> None:
+        self._everything = _Key()
+        self._people = _Key(PERSON)
+        self._all_tools = _Key(TOOLS)
+        self._tools: OrderedDict[str, _Key] = OrderedDict()  # least recently seen first
+
+    def observe(
+        self, asked: Asked, gap_s: float, is_over: bool = True, after_s: float = 0.0
+    ) -> None:
+        """Learn from a gap after `asked` that ended after `gap_s`, or is still open at that age.
+
+        `after_s`: up to which age it was observed before, when it was open. Costs microseconds.
+        """
+        keys = [self._everything]
+        if asked.ending is Ending.CALLS:
+            keys += [self._all_tools, *map(self._tool, self._to_teach(asked))]
+        elif asked.ending is Ending.ANSWER:
+            keys.append(self._people)
+        for key in keys:
+            key.add(gap_s, is_over, after_s)
+
+    def forecast(self, asked: Asked) -> Forecast:
+        """When the program will be back. Costs some tens of microseconds after a change."""
+        if asked.tools:
+            parts = [self._of_tool(name) for name in dict.fromkeys(asked.tools)]
+            return Forecast.longest(parts) if len(parts) > 1 else parts[0]
+        if asked.ending is Ending.CALLS:  # calls whose names could not be read
+            return self._all_tools.forecast(self._everything.curve(EVERYTHING))
+        if asked.ending is Ending.ANSWER:
+            return self._people.forecast(self._everything.curve(EVERYTHING))
+        return self._everything.forecast(EVERYTHING)
+
+    def longest(self, asked: Asked) -> str | None:
+        """The tool whose call is expected to take longest; None without calls."""
+        if len(asked.tools) < 2:
+            return asked.tools[0] if asked.tools else None
+        return max(asked.tools, key=lambda name: self._of_tool(name).quantile(0.5))
+
+    def _to_teach(self, asked: Asked) -> Sequence[str]:
+        """The tool that a gap teaches; all of them if none is known."""
+        names = tuple(dict.fromkeys(asked.tools))
+        known = any(name in BY_TOOL or _short(name) in self._tools for name in names)
+        longest = self.longest(asked)
+        return (longest,) if known and longest else names
+
+    def _of_tool(self, name: str) -> Forecast:
+        """The forecast for one call. This does not add an unknown name to the table."""
+        parent = self._all_tools.curve(self._everything.curve(EVERYTHING))
+        tool = self._tools.get(_short(name))
+        if tool is None:
+            return _forecast(_prior(parent, BY_TOOL.get(name)), 0.0)
+        return tool.forecast(parent)
+
+    def _tool(self, name: str) -> _Key:
+        name = _short(name)
+        tool = self._tools.get(name)
+        if tool is None:
+            tool = self._tools[name] = _Key(BY_TOOL.get(name))
+        touch_and_evict(self._tools, name, MAX_TOOLS, _num_seen)
+        return tool
+
+
+def _prior(parent: Curve, seed: Curve | None) -> Curve:
+    """What to expect of a key before its first gap; a seed makes up half of it."""
+    if seed is None:
+        return parent
+    both: Row = (np.asarray(parent) + np.asarray(seed)) / 2.0
+    return both
+
+
+def _forecast(curve: Curve, num_seen: float) -> Forecast:
+    cdf: list[float] = (1.0 - np.asarray(curve)).tolist()
+    return Forecast(cdf, num_seen)
+
+
+def _short(name: str) -> str:
+    return name[:_MAX_NAME]
+
+
+def _num_seen(key: _Key) -> float:
+    return key.counts.num_seen
+
+
+def touch_and_evict(
+    keys: OrderedDict[str, T], name: str, limit: int, num_seen: Callable[[T], float]
+) -> None:
+    """`name`, one of `keys`, was seen just now. If there are more than `limit`, forget one.
+
+    That is the least recently seen of those with fewer than FEW observations, else of all, but
+    never `name`. So a flood of new names pushes itself out, and a new tool still finds a place.
+    Costs 30 us at worst, for 256 keys.
+    """
+    keys.move_to_end(name)
+    if len(keys) <= limit:
+        return
+    others = islice(keys.items(), len(keys) - 1)
+    little_known = (key for key, value in others if num_seen(value) < FEW)
+    del keys[next(little_known, next(iter(keys)))]
+
 
 MAX_RECORDS = 1000  # the most recent of a tool: ten times what the paper needs (its K = 100)
 MAX_TOOLS = 256

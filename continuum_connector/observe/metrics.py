@@ -12,8 +12,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorStats,
 )
 
-from continuum_connector.observe.account import Account, Payload, merge
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind, Metric
+from continuum_connector.observe.account import (
+    METRICS,
+    WIRE_KEYS,
+    Account,
+    Kind,
+    Metric,
+    Payload,
+    merge,
+)
 
 # what the log line says; /metrics has the rest
 LOGGED = {

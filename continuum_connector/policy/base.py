@@ -12,7 +12,7 @@ from msgspec import Struct
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.programs.continuation import Divergence
 from continuum_connector.programs.program import Hints
-from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
+from continuum_connector.toolcalls.formats import UNREAD, Asked, Ending
 
 NO_FORECAST = Forecast.never()
 

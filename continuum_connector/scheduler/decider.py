@@ -26,7 +26,7 @@ from continuum_connector.programs.program import IdentitySource, Program, Progra
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.tiers.traffic import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Absence, Away, LivePin, Turn, TurnEnd, Turns
-from continuum_connector.toolcalls.asked import CUT, UNREAD, Asked, Ending, asked_of
+from continuum_connector.toolcalls.formats import CUT, UNREAD, Asked, Ending, asked_of
 from continuum_connector.toolcalls.reader import ToolReader
 
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
@@ -47,10 +47,9 @@ class Decider:
         self.gaps = gaps
         self.away = away
         self.costs = costs
-        self._seen = seen = costs.seen
         self._learn: dict[Kind, Callable[[int, float], None]] = {
-            Kind.STORE: seen.stored,
-            Kind.READ: seen.read,
+            Kind.STORE: costs.stored,
+            Kind.READ: costs.read,
         }
         self._reader = reader
         self._is_blocked = False
@@ -68,23 +67,23 @@ class Decider:
         A store counts as the time of the copy plus one short step, because a load is seen at the
         end of such a step. The store's own report may come with a step that computed a prompt too.
         """
-        seen, seconds, outcome = self._seen, now - transfer.admitted, transfer.outcome
+        costs, seconds, outcome = self.costs, now - transfer.admitted, transfer.outcome
         if transfer.state is TransferState.DONE:
             if transfer.kind is Kind.STORE and outcome is not None and outcome.seconds:
-                shortest_s, _ = self.costs.step_s
+                shortest_s, _ = costs.step_s
                 seconds = min(seconds, outcome.seconds / outcome.num_ranks + shortest_s)
             learn = self._learn.get(transfer.kind)
             if learn is not None:
                 learn(transfer.num_ahead + len(transfer), seconds)
             elif transfer.kind is Kind.LOAD and outcome is not None:
-                seen.loaded(len(transfer), seconds, outcome.seconds / outcome.num_ranks)
+                costs.loaded(len(transfer), seconds, outcome.seconds / outcome.num_ranks)
         elif transfer.kind is Kind.READ and transfer.cancelled:
-            seen.read(transfer.num_ahead + len(transfer), seconds, is_done=False)
+            costs.read(transfer.num_ahead + len(transfer), seconds, is_done=False)
 
     def blocked(self, now: float) -> None:
         """A waiting turn found no room."""
         self._is_blocked = True
-        self._seen.blocked(now)
+        self.costs.blocked(now)
 
     def new_step(self, now: float) -> bool:
         """The engine takes a step. A turn that found no room in the last step will report so again.
@@ -92,7 +91,7 @@ class Decider:
         self._reader.new_step()
         was_blocked, self._is_blocked = self._is_blocked, False
         if not was_blocked:
-            self._seen.unblocked(now)
+            self.costs.unblocked(now)
         return was_blocked
 
     def silent(self, absence: Absence, now: float) -> None:
@@ -106,7 +105,7 @@ class Decider:
         No turn waits for room as far as we know."""
         self.away.forget_gaps()
         self._is_blocked = False
-        self._seen.unblocked(now)
+        self.costs.unblocked(now)
 
     # --- the decision -----------------------------------------------------------------
     def decide(
@@ -185,7 +184,7 @@ class Decider:
         program = turn.program
         is_habit = turn.diverged is not None and turn.diverged.is_habit  # of which nothing is kept
         if turn.is_admitted and not is_habit:  # else it may never have held a block
-            self._seen.footprint(num_blocks)
+            self.costs.footprint(num_blocks)
         if turn.is_stray:
             return
         is_last = asked.ending is Ending.LAST  # of its own chain: others may still be continued
@@ -202,7 +201,7 @@ class Decider:
         # A single request without a name that no turn followed is a question, not a program.
         # Counting such chats would hide how many turns the agents' programs have.
         if num_turns > 1 or program.source is not IdentitySource.NONE:
-            self._seen.program_over(num_new)
+            self.costs.program_over(num_new)
 
 
 class DramWorth:

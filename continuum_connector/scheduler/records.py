@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from continuum_connector.forecast.forecast import came_true
-from continuum_connector.observe.account import Account
-from continuum_connector.observe.metric_table import CHANCES
+from continuum_connector.observe.account import CHANCES, Account
 from continuum_connector.policy.base import (
     Choice,
     FinishedTurn,

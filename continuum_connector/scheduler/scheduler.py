@@ -41,7 +41,7 @@ from continuum_connector.scheduler.turns import (
     strays,
 )
 from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Waits
-from continuum_connector.toolcalls.reader import StopStrings
+from continuum_connector.toolcalls.reader import ToolReader
 
 
 class SchedulerSide:
@@ -57,7 +57,7 @@ class SchedulerSide:
         make_tier: Callable[[RankAt | None, Callable[[str], bool]], Tier],
         records: Records,
         waker: Any,
-        stop_strings: StopStrings,
+        reader: ToolReader,
         max_loras: int,
         pop_blocks: Callable[[str], list[Any]] | None,
         is_vram_empty: Callable[[], bool],
@@ -68,8 +68,8 @@ class SchedulerSide:
         costs, policy = decider.costs, decider.policy
         self.decider, self.groups, self.records, self.traffic = decider, groups, records, traffic
         self._pool, self._pop_blocks = pool, pop_blocks
-        self._stop_strings = stop_strings
-        self._stock, self._away, self._seen = records.stock, decider.away, costs.seen
+        self._reader = reader
+        self._stock, self._away, self._costs = records.stock, decider.away, costs
         self._ended = HoldTable(pool, beside=traffic.holds)
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
@@ -132,7 +132,7 @@ class SchedulerSide:
         self.steps.expire(now)
         if self.adapter_names.arrived(request):
             self.steps.new_epoch(Cause.WEIGHTS, now, "lora_request")
-        self._stop_strings.arrived(request)
+        self._reader.arrived(request)
         turn = self._recognise(request, now)
         program = turn.program
         if program.num_active > 1:
@@ -239,7 +239,7 @@ class SchedulerSide:
         self.waits.gate.found(turn, num_found)
         self.records.admitted(request, turn, now)
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
-        self._seen.waited(now - turn.arrival, turn.vram_tokens < shared, now)
+        self._costs.waited(now - turn.arrival, turn.vram_tokens < shared, now)
         if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
             self.tier.lend(turn.program.key, request, num_found)
 
@@ -307,7 +307,7 @@ class SchedulerSide:
         now: float,
     ) -> dict[str, Any] | None:
         blocks = self._kept(turn, request, tables)
-        if end is TurnEnd.ABORTED and not self._stop_strings.went_away(request):
+        if end is TurnEnd.ABORTED and not self._reader.went_away(request):
             end = TurnEnd.STOP
         turn.recheck_stray(request.block_hashes)
         self.programs.end_turn(
@@ -323,7 +323,7 @@ class SchedulerSide:
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn, request, blocks, now)
         # Before the first decision, or the average is one block and this turn counts as hundreds.
-        self._seen.assume(footprint=len(blocks))
+        self._costs.assume(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:
             blocks = NO_BLOCKS
         choice = self._decisions.keep(turn, request, blocks, end, now)

@@ -31,7 +31,7 @@ from continuum_connector.programs.program import MAX_LEFT, OVER_S, Identity, Pro
 from continuum_connector.scheduler.found import AgainstStock, Told
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
-from continuum_connector.toolcalls.asked import Asked, Ending
+from continuum_connector.toolcalls.formats import Asked, Ending
 
 _MAX_SILENT = 8  # per step, because after a quiet night thousands of programs may be over at once
 

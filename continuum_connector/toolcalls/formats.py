@@ -9,17 +9,48 @@ never raises.
 
 from __future__ import annotations
 
+import enum
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
 
-from continuum_connector.toolcalls.asked import ANSWER, CUT, MAX_CALLS, Asked, Ending
-from continuum_connector.toolcalls.shell import what_runs
+from continuum_connector.toolcalls.shell import MAX_CALLS, clean_name, what_runs
 
 MAX_CHARS = 4_096  # of the text's end; 512 tokens of ordinary text take half as many
 MAX_TOKENS = 512  # strings, brackets and words read of one value, members of one call
 MAX_DEPTH = 32  # no real call nests deeper, and each level takes time
 MAX_TRIES = 4  # beginnings that turn out to be none: a text may speak about formats
+
+
+class Ending(enum.Enum):
+    """How a turn's output ends."""
+
+    CALLS = "calls"  # with tool calls: the program returns when they are done
+    LAST = "last"  # with a call by which a public agent says that it is done
+    ANSWER = "answer"  # with words to a person, who returns in their own time or never
+    CUT = "cut"  # truncated before one could tell
+    UNREAD = "unread"  # we did not look: no tokenizer yet, or no time left in this step
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a turn asks for: the names of the tools that it calls, without their arguments.
+
+    A name is that of a tool ("get_weather") or, in a shell, of a command ("pytest"). There are none
+    unless `ending` is CALLS or LAST. Gaps are heavy-tailed, so the longest call dominates, whether
+    the calls run in parallel or, as in `a && b`, one after another. `in_blocks`: the calls are
+    shell blocks, which somebody runs only if the prompt asked for such blocks.
+    """
+
+    ending: Ending
+    tools: tuple[str, ...] = ()
+    in_blocks: bool = field(default=False, compare=False)
+
+
+UNREAD, CUT, ANSWER = Asked(Ending.UNREAD), Asked(Ending.CUT), Asked(Ending.ANSWER)
+WHY_UNREAD = ("no_tokenizer", "no_time", "error")  # the tokenizer raised
 
 Call = tuple[str, object, bool]  # its name, "" for a shell block; its arguments; is it all there?
 
@@ -236,6 +267,13 @@ def spoken(text: str) -> tuple[str, bool]:
         return said, False
     call = _ENDING_CALL.search(said, min(opened))
     return said[call.start() :] if call else "", True
+
+
+def asked_of(declared: tuple[str, ...], read: Callable[[], Asked]) -> Asked:
+    """What the client says it will run (`hints.tools`), else what `read` finds: a client knows
+    better than we can read from its text."""
+    names = dict.fromkeys(name for tool in declared if (name := clean_name(tool)))
+    return Asked(Ending.CALLS, tuple(names)[:MAX_CALLS]) if names else read()
 
 
 def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Asked:

@@ -1,12 +1,9 @@
 """ToolReader: what a finished turn asks for, from its last output tokens.
 
 Decoding and parsing happen in the scheduler's step: no reading begins there once they have taken
-BUDGET_S, and on a machine where one would take longer, fewer tokens are read.
-
-BackgroundTokenizer: the server's tokenizer, loaded by a thread when somebody needs it. That takes
-seconds and hundreds of MB, so it happens once and nobody waits for it.
-
-StopStrings: whether an aborted turn ended or its client went away.
+BUDGET_S, and on a machine where one would take longer, fewer tokens are read. The server's
+tokenizer is loaded by a thread when somebody needs it. That takes seconds and hundreds of MB, so it
+happens once and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -18,8 +15,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from continuum_connector.toolcalls.asked import CUT, UNREAD, Asked
-from continuum_connector.toolcalls.formats import BEGINNINGS, BLOCK, ENDS, THINKING, parse
+from continuum_connector.toolcalls.formats import (
+    BEGINNINGS,
+    BLOCK,
+    CUT,
+    ENDS,
+    THINKING,
+    UNREAD,
+    Asked,
+    parse,
+)
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -27,77 +32,39 @@ TAIL_TOKENS = 512  # calls are short
 HEAD_TOKENS = 128  # read of a call that began before the tail: its name, and most of its keys
 LOOK_BACK_TOKENS = 4096  # how far back we search for its beginning, by token id
 PROMPT_TOKENS = 1024  # of a prompt's beginning, where agents say what they want
+STOP_TOKENS = 64  # stop strings are short; async scheduling adds a few tokens after them
 BUDGET_S = 0.75e-3  # per step
 
 
-class BackgroundTokenizer:
-    """Owns the tokenizer and the thread that loads it."""
+class ToolReader:
+    """Reads what turns said. For each whose tool calls it does not read, it reports the reason."""
 
-    def __init__(self, load: Callable[[], Any]) -> None:
-        """`load` returns the tokenizer, or None if the server runs without one."""
+    def __init__(
+        self, load: Callable[[], Any], timer: Callable[[], float], not_read: Callable[[str], None]
+    ) -> None:
+        """`load` returns the tokenizer, or None if the server runs without one. `timer`:
+        time.perf_counter, or a fake. `not_read`: called with a reason of WHY_UNREAD."""
         self._load = load
-        self._prepare: list[Callable[[Any], None]] = []
-        self._tokenizer: Any = None
+        self._timer = timer
+        self._told = not_read
         self._thread: threading.Thread | None = None
-
-    def when_loaded(self, prepare: Callable[[Any], None]) -> None:
-        """Let `prepare(tokenizer)` run in the background before `get` hands it out. Call it before
-        `start`."""
-        self._prepare.append(prepare)
+        self._tokenizer: Any = None  # None until it is loaded, or if it cannot be
+        self._spent_s = 0.0  # in this step
+        self._num_tail = TAIL_TOKENS
+        self._kinds: Mapping[int, str] = {}  # the first letter of each, by id
 
     def start(self) -> None:
-        """Begin to load it, once."""
+        """Begin to load the tokenizer, once; call it when the first turn arrives that is to be
+        read."""
         if self._thread is None:
             name = "continuum-tokenizer"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
-    def get(self) -> Any:
-        """The tokenizer; None if nobody asked for it, or it is not loaded yet, or cannot be."""
-        return self._tokenizer
-
     def join(self) -> None:
-        """Wait for the thread; for callers that have the time."""
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            tokenizer = self._load()
-            for prepare in self._prepare if tokenizer is not None else ():
-                prepare(tokenizer)
-            self._tokenizer = tokenizer
-        except Exception as error:
-            logger.warning(
-                "ContinuumConnector cannot load the tokenizer (%s), so tool calls stay unread "
-                "and a client that disconnects looks like a stop string: such turns are kept "
-                "until their TTL; let --tokenizer name one that this process can read, or "
-                "declare `tools` in each request",
-                error,
-            )
-
-
-class ToolReader:
-    """Reads tool calls. For each turn that it does not read, it reports the reason."""
-
-    def __init__(
-        self,
-        tokenizer: BackgroundTokenizer,
-        timer: Callable[[], float],
-        not_read: Callable[[str], None],
-    ) -> None:
-        """`timer`: time.perf_counter, or a fake. `not_read`: called with a reason of WHY_UNREAD."""
-        self._tokenizer = tokenizer
-        self._timer = timer
-        self._told = not_read
-        self._spent_s = 0.0  # in this step
-        self._num_tail = TAIL_TOKENS
-        self._kinds: Mapping[int, str] = {}  # the first letter of each, by id
-        tokenizer.when_loaded(self._warm_up)
-
-    def start(self) -> None:
-        """Begin to load the tokenizer; call it when the first turn arrives."""
-        self._tokenizer.start()
+        """Wait for the tokenizer; for callers that have the time, after `start`."""
+        assert self._thread is not None
+        self._thread.join()
 
     def new_step(self) -> None:
         """A step of the engine begins."""
@@ -108,8 +75,7 @@ class ToolReader:
 
         `truncated`: the turn ended at its token limit or at the model's.
         """
-        tokenizer = self._tokenizer.get()
-        if tokenizer is None:
+        if self._tokenizer is None:
             return self._not_read("no_tokenizer")
         if not output_token_ids:
             return CUT
@@ -118,7 +84,7 @@ class ToolReader:
         begin_s = self._timer()
         try:
             token_ids, is_cut, headless = self._choose(output_token_ids)
-            text = tokenizer.decode(token_ids, skip_special_tokens=False)
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
             return parse(text, truncated=truncated and not is_cut, headless=headless)
         except Exception:  # a tokenizer may raise on any id; the step must go on
             return self._not_read("error")
@@ -130,13 +96,38 @@ class ToolReader:
         run them do, and a person's question does not. It never raises."""
         begin_s = self._timer()
         try:
-            text = self._tokenizer.get().decode(list((prompt_token_ids or ())[:PROMPT_TOKENS]))
+            text = self._tokenizer.decode(list((prompt_token_ids or ())[:PROMPT_TOKENS]))
         except Exception:
             return False
         finally:
             self._spent_s += self._timer() - begin_s
         return re.search(rf"{BLOCK}\b", text) is not None
 
+    # --- turns with stop strings ------------------------------------------------------------
+    # vLLM matches them in the API server, which then aborts the request: for the scheduler it ends
+    # as FINISHED_ABORTED, as when its client goes away (v1/engine/output_processor.py). The text
+    # tells one from the other.
+    def arrived(self, request: Any) -> None:
+        """A turn arrives; if it has stop strings, begin to load the tokenizer."""
+        if _stop_strings(request):
+            self.start()
+
+    def went_away(self, request: Any) -> bool:
+        """Whether an aborted turn's client is gone.
+
+        If the turn has no stop strings, it is. Otherwise the text decides. While the tokenizer is
+        not loaded, the turn counts as ended, because a pin is a preference and expires by itself.
+        """
+        stops = _stop_strings(request)
+        if not stops or not request.num_output_tokens:
+            return True
+        try:
+            text = self._tokenizer.decode(list(request.output_token_ids[-STOP_TOKENS:]))
+        except Exception:  # there is none, or it raises; the step must go on
+            return False
+        return not any(stop in text for stop in stops)
+
+    # --- parts ---------------------------------------------------------------------------
     def _choose(self, output_token_ids: Sequence[int]) -> tuple[list[int], bool, bool]:
         """Choose the tokens to decode: those after the thinking, from the first call on. Thinking
         that does not end is decoded with its opening tag, as a call may have ended it.
@@ -160,8 +151,23 @@ class ToolReader:
         self._told(reason)
         return UNREAD
 
+    def _run(self) -> None:
+        try:
+            tokenizer = self._load()
+            if tokenizer is not None:
+                self._warm_up(tokenizer)
+            self._tokenizer = tokenizer
+        except Exception as error:
+            logger.warning(
+                "ContinuumConnector cannot load the tokenizer (%s), so tool calls stay unread "
+                "and a client that disconnects looks like a stop string: such turns are kept "
+                "until their TTL; let --tokenizer name one that this process can read, or "
+                "declare `tools` in each request",
+                error,
+            )
+
     def _warm_up(self, tokenizer: Any) -> None:
-        """In the background, learn the markers, and how many tokens the budget allows."""
+        """Learn the markers, and how many tokens the budget allows."""
         self._kinds = {token: kind[0] for token, kind in kinds_of(tokenizer).items()}
         durations_s = []
         with suppress(Exception):  # the vocabulary is smaller
@@ -187,44 +193,6 @@ def kinds_of(tokenizer: Any) -> dict[int, str]:
     kinds = [(kind, [each for each in KINDS[kind] if each[0] in "<["]) for kind in KINDS]
     kinds.append(("message", [MESSAGE] if CHANNEL in vocabulary else []))
     return {vocabulary[each]: kind for kind, all_ in kinds for each in all_ if each in vocabulary}
-
-
-STOP_TOKENS = 64  # stop strings are short; async scheduling adds a few tokens after them
-
-
-class StopStrings:
-    """Tells an aborted turn that a stop string ended from one whose client went away.
-
-    Stop strings are matched in the API server, which then aborts the request: the scheduler
-    sees FINISHED_ABORTED in both cases (vLLM v1/engine/output_processor.py). The text tells them
-    apart. The tokenizer begins to load when the first request with stop strings arrives.
-    """
-
-    def __init__(self, tokenizer: BackgroundTokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def arrived(self, request: Any) -> None:
-        """A turn arrives; if it has stop strings, begin to load the tokenizer."""
-        if _stop_strings(request):
-            self._tokenizer.start()
-
-    def went_away(self, request: Any) -> bool:
-        """Whether an aborted turn's client is gone.
-
-        If the turn has no stop strings, it is. Otherwise the text decides. While the tokenizer is
-        not loaded, the turn counts as ended, because a pin is a preference and expires by itself.
-        """
-        stops = _stop_strings(request)
-        if not stops or not request.num_output_tokens:
-            return True
-        tokenizer = self._tokenizer.get()
-        if tokenizer is None:
-            return False
-        try:
-            text = tokenizer.decode(list(request.output_token_ids[-STOP_TOKENS:]))
-        except Exception:  # a tokenizer may raise on any id; the step must go on
-            return False
-        return not any(stop in text for stop in stops)
 
 
 def _stop_strings(request: Any) -> list[str]:

@@ -13,11 +13,12 @@ import shlex
 from collections.abc import Iterator
 from itertools import islice
 
-from continuum_connector.toolcalls.asked import MAX_CALLS, clean_name
-
+MAX_CALLS = 8  # per turn; the longest call counts, and it is hardly ever the ninth
+MAX_NAME = 64  # characters
 MAX_DEPTH = 3  # of bash -c "bash -c ..."
 MAX_COMMANDS, MAX_HEREDOCS = 32, 4  # read of one script, of one line
 MAX_TOKENS = 256  # words, redirections and separators; each costs a microsecond
+_NAME = re.compile(r"(?:functions?[.:])?([A-Za-z_./][\w.+\-/@:]*?)(?::\d+)?")  # functions.bash:0
 _WORD = r"""(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$\(\([^()]*\)\)|'[^']*'?|"(?:[^"\\]+|\\.)*"?|\\.)+"""
 _TOKEN = re.compile(
     rf"""(?:[ \t\r]+|\\\n|\#[^\n]*)*
@@ -128,3 +129,11 @@ def _commands(script: str) -> Iterator[tuple[str, bool]]:
                 end = re.compile(rf"^\t*{mark}(?:\n|\Z)", re.MULTILINE).search(script, at)
                 at, heredocs = end.end() if end else len(script), []
     yield line, is_piped
+
+
+def clean_name(name: object) -> str:
+    """A tool's name as the statistics have it, without namespace and index; "" if it is no name."""
+    if not isinstance(name, str):
+        return ""
+    match = _NAME.fullmatch(name[: 2 * MAX_NAME].strip().strip("\"'`"))
+    return match[1][:MAX_NAME] if match else ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from continuum_connector import memory
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig
-from continuum_connector.costs.prior import (
+from continuum_connector.costs.fit import (
     TYPICAL,
     UNKNOWN,
     Device,

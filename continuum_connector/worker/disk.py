@@ -26,8 +26,9 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.files import MIN_LEFT
 from continuum_connector.messages import DiskSpent, ReadOrder, WorkerReport, WriteOrder
-from continuum_connector.worker.engine import CopyEngine, DiskFile, DiskTuning
+from continuum_connector.worker.abi import DiskTuning
 from continuum_connector.worker.layout import DISK_UNIT, Layout
+from continuum_connector.worker.native import NativeDisk, NativeEngine
 from continuum_connector.worker.tier import LOOK_EVERY_S
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -108,10 +109,10 @@ class WorkerDisk:
         self._place = place
         self._prove = prove
         self._clock, self._wall_clock = clock, wall_clock
-        self._file: DiskFile | None = None
+        self._file: NativeDisk | None = None
         self._shape = DiskShape(0, 0)
         self._thread: threading.Thread | None = None  # opens the file, or closes it
-        self._opened: DiskFile | str | None = None  # what the thread says: the file, or why not
+        self._opened: NativeDisk | str | None = None  # what the thread says: the file, or why not
         self._is_over = threading.Event()
         self._is_given_up = False
         self._is_reset = False  # a reset came before there was a file
@@ -128,7 +129,7 @@ class WorkerDisk:
         name = f"dp{self._place.engine}-rank{self._place.rank}.slab"
         return Path(self._config.disk_path, name)
 
-    def start(self, engine: CopyEngine, layout: Layout) -> None:
+    def start(self, engine: NativeEngine, layout: Layout) -> None:
         """Open the file on a thread; `layout` is that of the host slots."""
         self._shape = disk_shape(self._config, self._place.num_ranks, layout.slot_bytes)
         if not self._run(self._open, engine, layout):
@@ -236,7 +237,7 @@ class WorkerDisk:
             self._thread = None
         return self._thread is not None
 
-    def _open(self, engine: CopyEngine, layout: Layout) -> None:
+    def _open(self, engine: NativeEngine, layout: Layout) -> None:
         """Open the file, on the thread. If anything fails here, there is no disk."""
         try:
             self._opened = self._made(engine, layout)
@@ -246,7 +247,7 @@ class WorkerDisk:
             logger.exception("the disk at %s was not opened", self.path)
             self._opened = f"{self.path} was not opened: {error!r}"
 
-    def _made(self, engine: CopyEngine, layout: Layout) -> DiskFile:
+    def _made(self, engine: NativeEngine, layout: Layout) -> NativeDisk:
         config, (num_slots, slot_blocks) = self._config, self._shape
         slot_bytes = slot_blocks * layout.slot_bytes
         if num_slots == 0:
@@ -273,7 +274,7 @@ class WorkerDisk:
         self._watch.start()
         return file
 
-    def _take(self, opened: DiskFile | str, report: WorkerReport) -> None:
+    def _take(self, opened: NativeDisk | str, report: WorkerReport) -> None:
         self._opened = None
         if isinstance(opened, str):
             self.give_up(opened, report)
@@ -295,7 +296,7 @@ class WorkerDisk:
             "looking for what was kept" if state.was_kept else f"begun anew {self._why_anew}",
         )
 
-    def _scan(self, file: DiskFile, report: WorkerReport) -> None:
+    def _scan(self, file: NativeDisk, report: WorkerReport) -> None:
         """Tell some of what a restart finds, and when that was the last of it."""
         if found := file.scan(MAX_FOUND):
             report.found.setdefault(self._place.rank, []).extend(found)
@@ -303,7 +304,7 @@ class WorkerDisk:
         if self._is_scanned:
             report.disk_scanned.add(self._place.rank)
 
-    def _look(self, file: DiskFile, report: WorkerReport) -> None:
+    def _look(self, file: NativeDisk, report: WorkerReport) -> None:
         self._looked = self._clock()
         state = file.state()
         self._num_hung = self._num_hung + 1 if state.oldest_op_s >= HUNG_S else 0
@@ -325,7 +326,7 @@ class WorkerDisk:
         if not self._run(self._close, file):
             self._file = file  # so that `end` closes it
 
-    def _close(self, file: DiskFile) -> None:
+    def _close(self, file: NativeDisk) -> None:
         if not file.close(_END_S):
             logger.warning(
                 "the disk at %s does not answer; what it still has to do is left behind, and "

@@ -29,7 +29,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from continuum_connector.errors import TransferError
-from continuum_connector.worker.engine import Region
+from continuum_connector.worker.abi import Region
 
 if TYPE_CHECKING:
     import torch

@@ -1,4 +1,4 @@
-"""The native library of csrc/ as a CopyEngine, its host Pool and its DiskFiles, over ctypes.
+"""The native library of csrc/ over ctypes: an engine that copies blocks, its host pool, its files.
 
 tell_paths logs at the start which ways of copying an engine has. If a driver or device lacks one,
 the engine uses the others, so nothing else would show it.
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.messages import BlockIds, OnDisk
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import (
+from continuum_connector.worker.abi import (
     Completion,
     Direction,
     DiskState,
@@ -66,10 +66,12 @@ class Tuning:
 
 
 class NativeEngine:
-    """A CopyEngine whose copies run on native threads, over libcuda or over a simulator.
+    """Copies blocks on native threads, over libcuda or over a simulator. It owns the host pool.
 
-    It owns the host pool. Ids are checked at once, and a transfer that conflicts with an
-    unfinished one (same block or slot, one of them writing) fails as CONFLICT, uncopied.
+    It submits and polls in microseconds; only `wait`, `open_disk` and `close` block. One thread
+    calls all methods. Another may call `open_disk`, and, if nothing is in flight, the last one,
+    `close`. Ids are checked at once, and a transfer that conflicts with an unfinished one (same
+    block or slot, one of them writing) fails as CONFLICT, uncopied.
     """
 
     def __init__(
@@ -109,12 +111,16 @@ class NativeEngine:
             raise
 
     def pool_state(self) -> PoolState:
-        """How far the host pool has grown, and what stopped it."""
+        """How far the host pool has grown, and what stopped it. A few microseconds.
+
+        Slots within `ready_bytes` may be used. It never shrinks until the pool is released.
+        """
         self._opened()
         return self.pool.state()
 
     def open_disk(self, path: str, tuning: DiskTuning) -> NativeDisk:
-        """BLOCK, without the GIL, until there is a file at `path`; see CopyEngine."""
+        """BLOCK, without the GIL, until the file at `path` has its full size and is locked. If it
+        cannot be, TransferError says why. Host slots must be multiples of 4 KiB (Layout.padded)."""
         disk = NativeDisk(self._opened(), path, tuning)
         self._disks.append(disk)
         if self._handle is None:  # another thread has closed the engine meanwhile
@@ -129,7 +135,13 @@ class NativeEngine:
         tag: int,
         after_stream: int = 0,
     ) -> None:
-        """Queue a transfer. Under CUDA, stream 0 is the default stream, never "no stream"."""
+        """Queue a transfer of int32 ids, of which it keeps copies; raises TransferError if the
+        engine is closed or poisoned.
+
+        `after_stream`: the CUDA stream whose queued work the copy waits for (store: compute
+        done; load: block zeroing done). 0 is CUDA's default stream, never "no stream"; a simulated
+        engine, whose compute is done when it is called, has nothing to wait for then.
+        """
         # Between steps the CPU's caches are cold, so each line of Python counts. Ids go as bytes,
         # because numpy needs far more code for an address, and `_value_` saves Enum's property.
         raw_blocks, raw_slots = _raw(blocks, tag), _raw(slots, tag)
@@ -153,7 +165,8 @@ class NativeEngine:
         )
 
     def poll(self) -> list[Completion]:
-        """Return what has settled, oldest first; also after `close`, until nothing is left."""
+        """Return what has settled since the last poll, oldest first; also after `close`, until
+        nothing is left. [] costs well under 1 us."""
         if self._handle is not None:
             return self._drain() if self._pending.value else []
         settled, self._settled = self._settled, []
@@ -165,24 +178,28 @@ class NativeEngine:
         return tuple(name for name, bit in PATHS.items() if self._paths >> bit & 1)
 
     def health(self) -> Health:
-        """What has failed for good. A path is given up when the driver refuses it during a copy."""
+        """What has failed for good, also for a poisoned engine. A path is given up when the driver
+        refuses it during a copy. A few microseconds."""
         stats = self.stats()
         lost = self._paths & ~stats.paths
         return Health(stats.poison, tuple(name for name, bit in PATHS.items() if lost >> bit & 1))
 
     def cancel(self, tag: int) -> None:
-        """Stop a transfer before its next trunk. Does nothing if it has settled."""
+        """Stop a transfer before its next trunk. It still completes, as CANCELLED unless it was
+        faster. Does nothing if it has settled."""
         if self._handle is not None:
             check(self._quick.ckv_cancel(self._handle, tag))
 
     def wait(self, tag: int, timeout_s: float) -> bool:
-        """Block, without the GIL, until `tag` has settled."""
+        """Block, without the GIL, until `tag` has settled. Its completion still comes from `poll`.
+        False: timeout."""
         if self._handle is None:
             return True
         return bool(self._blocking.ckv_wait(self._handle, tag, int(timeout_s * 1e6)) == 0)
 
     def close(self, timeout_s: float) -> None:
         """Drain for `timeout_s`, then fail the rest. What has settled can still be polled.
+        Idempotent.
 
         If the driver does not return its copies a second later, or does not return from locking
         pages, `is_left_behind` becomes true and the pool stays mapped, because the device may still
@@ -228,7 +245,7 @@ class HostPool:
     Under CUDA the first bytes are populated and page-locked when this returns (seconds per 10 GiB)
     and the rest follows on a native thread; what cannot be had stays out of `ready_bytes`. Under
     the simulator pages are touched only by use, and all are ready unless it grows as `want` says.
-    A fork does not inherit it.
+    A fork does not inherit it. One thread calls all of it, the one that submits.
     """
 
     def __init__(self, handle: ctypes.c_void_p, num_bytes: int, tuning: Tuning) -> None:
@@ -254,7 +271,7 @@ class HostPool:
         """How far the pool has grown. Costs microseconds."""
         if self.base == 0:
             raise TransferError("the host pool is closed.")
-        raw = abi.PoolState(size=ctypes.sizeof(abi.PoolState))
+        raw = abi.RawPoolState(size=ctypes.sizeof(abi.RawPoolState))
         code = self._quick.ckv_pool_get_state(self._handle, self.base, ctypes.byref(raw))
         check(code, "no pool state")
         return PoolState(
@@ -282,7 +299,7 @@ class HostPool:
 
     def set_regions(self, layout: Layout, num_slots: int) -> None:
         """Say where the blocks lie whose slots are here. To be called again after they were moved,
-        which is refused while a copy is under way."""
+        with a layout that differs in nothing else; TransferError while a copy is under way."""
         size = layout.slot_bytes
         array = (abi.RawRegion * len(layout.regions))(
             *(
@@ -297,8 +314,8 @@ class HostPool:
         check(code, "regions are not set")
 
     def release(self) -> None:
-        """BLOCK, without the GIL, until the system has all pages back. Their content is lost.
-        Refused while a copy is under way."""
+        """BLOCK, without the GIL, for seconds per 10 GiB, until the system has all pages back. Then
+        no slot is ready. TransferError while a copy is under way."""
         code = self._blocking.ckv_pool_release(self._handle, ctypes.c_void_p(self.base))
         check(code, "the host pool keeps its pages")
 
@@ -329,8 +346,11 @@ _DISK_CLOSED = "the copy engine is closed, and its files with it"
 class NativeDisk:
     """A file on a disk whose reads and writes run on native threads.
 
-    It belongs to one native engine, whose host slots it fills and empties and whose tags it shares.
-    Once the engine is closed, it says so and refuses everything else.
+    It belongs to one native engine, whose host slots it fills and empties. The thread that has the
+    engine makes all calls; each takes microseconds, apart from `close`. Completions come from the
+    engine's `poll`, and its `cancel` stops what has not begun. Tags are the engine's, too: nobody
+    may reuse one that is unfinished. Once the engine is closed, the file says so and refuses
+    everything else.
     """
 
     def __init__(self, engine: ctypes.c_void_p, path: str, tuning: DiskTuning) -> None:
@@ -367,14 +387,17 @@ class NativeDisk:
         depths: Sequence[int],
         tag: int,
     ) -> None:
-        """Queue a write; see DiskFile."""
+        """Queue host `slots`, slot_blocks of them for each disk slot, to be written to
+        `disk_slots` under `keys` (of equal length, 40 bytes at most); TransferError if refused."""
         if len(depths) != len(disk_slots):
             raise TransferError(f"write {tag}: {len(depths)} depths, {len(disk_slots)} disk slots.")
         raw_depths = np.asarray(depths, dtype=np.uint32).tobytes()
         self._submit(_WRITE, slots, disk_slots, keys, raw_depths, tag)
 
     def read(self, slots: BlockIds, disk_slots: BlockIds, keys: Sequence[bytes], tag: int) -> None:
-        """Queue a read; see DiskFile."""
+        """Queue `disk_slots`, which must hold `keys`, to be read into host `slots`, where -1
+        means not wanted. After a read that fails, host slots hold anything, but for those of disk
+        slots that its completion says were copied. TransferError if refused."""
         self._submit(_READ, slots, disk_slots, keys, None, tag)
 
     def _submit(
@@ -412,7 +435,8 @@ class NativeDisk:
         )
 
     def scan(self, max_found: int) -> list[OnDisk]:
-        """Hand over what the threads have found since the last call; see DiskFile."""
+        """Hand over up to `max_found` of what the threads have found since the last call, each
+        slot once; never one that was written meanwhile."""
         found: list[OnDisk] = []
         while self._handle is not None and len(found) < max_found:
             most = min(_MAX_ENTRIES, max_found - len(found))
@@ -423,14 +447,16 @@ class NativeDisk:
         return found
 
     def reset(self) -> None:
-        """Make everything on the disk foreign; see DiskFile."""
+        """Make everything on the disk foreign, including what is queued or under way. The reset is
+        queued, too, and durable once `state` says ready; until then `write` and `read` complete as
+        CANCELLED."""
         check(self._quick.ckv_disk_reset(self._opened()))
 
     def state(self) -> DiskState:
         """The state of the file, also after it is closed."""
         if self._handle is None:
             return DiskState(False, False, True, False, 0.0, _CLOSED, _DISK_CLOSED)
-        raw = abi.DiskState(size=ctypes.sizeof(abi.DiskState))
+        raw = abi.RawDiskState(size=ctypes.sizeof(abi.RawDiskState))
         check(self._quick.ckv_disk_get_state(self._handle, ctypes.byref(raw)))
         return DiskState(
             is_direct=bool(raw.is_direct),
@@ -443,7 +469,9 @@ class NativeDisk:
         )
 
     def close(self, timeout_s: float) -> bool:
-        """BLOCK, without the GIL, until the threads have ended; see DiskFile. Idempotent."""
+        """BLOCK, without the GIL, until what is under way has ended. What has not begun fails as
+        closed. False: the disk did not answer in time, so threads are left behind, and the engine
+        keeps its pool. Idempotent."""
         if self._handle is None:
             return True  # if not, the engine says that it left the file behind
         code = self._blocking.ckv_disk_close(self._handle, int(timeout_s * 1e6))

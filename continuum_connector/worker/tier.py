@@ -20,7 +20,7 @@ from continuum_connector.messages import (
     TransferOutcome,
     WriteOrder,
 )
-from continuum_connector.worker.engine import (
+from continuum_connector.worker.abi import (
     CONFLICT,
     CORRUPT,
     EIO,
@@ -28,11 +28,11 @@ from continuum_connector.worker.engine import (
     INTERNAL,
     MISSING,
     Completion,
-    CopyEngine,
     PoolState,
     Status,
 )
 from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.native import NativeEngine
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -59,7 +59,7 @@ class PoolGrowth:
 
     def __init__(
         self,
-        engine: CopyEngine,
+        engine: NativeEngine,
         num_slots: int,
         slot_bytes: int,
         is_again: bool = False,
@@ -175,12 +175,12 @@ class Sleep:
     def switch(self, is_on: bool) -> None:
         self.is_on = is_on
 
-    def wait(self, engine: CopyEngine, tags: Collection[int]) -> set[int]:
+    def wait(self, engine: NativeEngine, tags: Collection[int]) -> set[int]:
         """BLOCK until these transfers are over, at most DRAIN_S; return those that are not."""
         deadline = self._clock() + DRAIN_S
         return {tag for tag in tags if not engine.wait(tag, max(0.0, deadline - self._clock()))}
 
-    def give_back(self, engine: CopyEngine) -> bool:
+    def give_back(self, engine: NativeEngine) -> bool:
         """BLOCK until the system has the pool's memory back, if the config says so; return whether
         it has."""
         if not self._gives_back or self._is_released:
@@ -193,7 +193,7 @@ class Sleep:
         self._is_released = True
         return True
 
-    def end(self, engine: CopyEngine, layout: Layout, num_slots: int) -> bool:
+    def end(self, engine: NativeEngine, layout: Layout, num_slots: int) -> bool:
         """Blocks lie where `layout` says. Return whether the pool starts again, with nothing
         ready."""
         engine.pool.set_regions(layout, num_slots)
@@ -242,7 +242,7 @@ class EngineHealth:
         return self._clock() - self._checked >= LOOK_EVERY_S
 
     def check(
-        self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
+        self, engine: NativeEngine, completions: Sequence[Completion] = (), refusal: str = ""
     ) -> str:
         """Ask for the engine's health, now that it completed or refused something.
 

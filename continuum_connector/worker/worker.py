@@ -32,9 +32,10 @@ from continuum_connector.messages import (
     WorkerReport,
     WriteOrder,
 )
+from continuum_connector.worker.abi import Completion, Direction
 from continuum_connector.worker.disk import WorkerDisk
-from continuum_connector.worker.engine import Completion, CopyEngine, Direction
 from continuum_connector.worker.layout import Layout
+from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.tier import (
     EngineHealth,
     Order,
@@ -47,7 +48,7 @@ from continuum_connector.worker.tier import (
 
 logger = logging.getLogger(f"vllm.{__name__}")
 
-EngineFactory = Callable[[Layout, int], CopyEngine]
+EngineFactory = Callable[[Layout, int], NativeEngine]
 Polled = tuple[set[str], set[str]]
 _CLOSE_S = 2.0  # for the copies that the driver already has: one window, which takes milliseconds
 
@@ -120,7 +121,7 @@ class ContinuumWorker:
         self._make_engine, self._config = make_engine, config
         self._num_ranks, self._rank = num_ranks, rank
         self._current_stream = current_stream
-        self._engine: CopyEngine | None = None  # that gets orders, or has some in flight
+        self._engine: NativeEngine | None = None  # that gets orders, or has some in flight
         self._why_no_engine = "no_tier"
         self._is_given_up = False  # the engine gets no more orders
         self._closing: threading.Thread | None = None
@@ -258,7 +259,7 @@ class ContinuumWorker:
     def _num_slots(self, layout: Layout) -> int:
         return num_slots_for(self._config.tier_bytes, self._num_ranks, layout.slot_bytes)
 
-    def _begin_growth(self, engine: CopyEngine, layout: Layout, is_again: bool = False) -> None:
+    def _begin_growth(self, engine: NativeEngine, layout: Layout, is_again: bool = False) -> None:
         num_slots = self._num_slots(layout)
         first_bytes = FIRST_BYTES if self._config.dram and self._config.dram.num_left else None
         growth = PoolGrowth(engine, num_slots, layout.slot_bytes, is_again, first_bytes)
@@ -301,7 +302,7 @@ class ContinuumWorker:
             return
         self._closing, self._engine = thread, None
 
-    def _close(self, engine: CopyEngine) -> None:
+    def _close(self, engine: NativeEngine) -> None:
         """BLOCK until disk and engine are closed. Nobody else may use either meanwhile. What does
         not close in time is logged and left as it is."""
         if self._disk is not None and not self._disk.end():
@@ -479,7 +480,7 @@ class ContinuumWorker:
         return outcome
 
     def _check_health(
-        self, engine: CopyEngine, completions: Sequence[Completion] = (), refusal: str = ""
+        self, engine: NativeEngine, completions: Sequence[Completion] = (), refusal: str = ""
     ) -> None:
         """If the engine no longer copies, go on without a tier."""
         if why := self._health.check(engine, completions, refusal):

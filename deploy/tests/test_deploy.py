@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from continuum_connector.config import KNOBS, ContinuumConfig, load_config
+from continuum_connector.memory import parse_bytes
 from continuum_connector.programs.vendors import read_vendors
-from continuum_connector.sizes import parse_bytes
 from continuum_connector.tools.checks.serving import MIDDLEWARE, family_of
 from deploy.tests.test_watching import run
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.sizes import parse_bytes
+from continuum_connector.memory import parse_bytes
 from deploy.tests.test_deploy_security import OURS, RESTRICTED, Pod
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")

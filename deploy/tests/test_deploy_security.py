@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.config import load_config
-from continuum_connector.sizes import parse_bytes
+from continuum_connector.memory import parse_bytes
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML, which vLLM brings")
 

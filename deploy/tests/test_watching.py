@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.observe.metric_table import HOOKS, METRICS, OTHER, Kind
+from continuum_connector.observe.account import HOOKS, METRICS, OTHER, Kind
 from deploy.grafana.dashboard import load, panels
 from deploy.prometheus.running import find
 

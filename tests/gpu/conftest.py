@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from continuum_connector.worker.engine import Completion, Direction, Region
+from continuum_connector.worker.abi import Completion, Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning
 from tests.native import sim

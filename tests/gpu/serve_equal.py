@@ -22,7 +22,7 @@ from bench.serve.live import kv_bytes_per_token
 from bench.serve.package import on_cpu
 from bench.serve.server import LOGS, ServerOptions, VllmServer
 from bench.serve.tiny_model import SHAPES, make_model
-from continuum_connector.sizes import parse_bytes
+from continuum_connector.memory import parse_bytes
 from tests.server.helpers import (
     BLOCK,
     Dialog,

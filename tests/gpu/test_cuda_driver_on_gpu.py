@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from continuum_connector.worker.engine import Direction, Status
+from continuum_connector.worker.abi import Direction, Status
 from tests.gpu.conftest import DEVICES, KIB, MIB, Cuda, GpuRig, StandIn, torch
 
 LOAD, STORE = Direction.LOAD, Direction.STORE
@@ -178,7 +178,7 @@ def test_a_graph_is_captured_while_the_lane_looks_and_copies_and_the_pool_grows(
 LOSE_CONTEXT = """
 import sys
 from continuum_connector.errors import TransferError
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 from tests.gpu.conftest import {name}, GpuRig, torch
 from tests.native import sim
 rig = GpuRig({name}(), 1, 4096)

@@ -12,8 +12,7 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds
-from continuum_connector.worker.abi import find_library
-from continuum_connector.worker.engine import Completion, Direction, Region
+from continuum_connector.worker.abi import Completion, Direction, Region, find_library
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning
 from tests.native.libcuda import compile_libcuda

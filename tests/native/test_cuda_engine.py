@@ -11,7 +11,7 @@ from tests.native.libcuda import compile_libcuda, python_over
 ROUND_TRIP = """
 import ctypes
 from tests.native.conftest import Rig, ids
-from continuum_connector.worker.engine import Direction, Status
+from continuum_connector.worker.abi import Direction, Status
 
 PATHS = {"batch": 1, "loop": 2, "gather": 3}
 fake = ctypes.CDLL("libcuda.so.1")
@@ -73,7 +73,7 @@ except TransferError as error:
 BEHIND_STREAM_0 = """
 import ctypes
 from tests.native.conftest import Rig, ids
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 
 fake = ctypes.CDLL("libcuda.so.1")
 fake.fake_cuda_num_calls.restype = ctypes.c_uint64

@@ -12,7 +12,7 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds, OnDisk
-from continuum_connector.worker.engine import (
+from continuum_connector.worker.abi import (
     CORRUPT,
     EIO,
     MISSING,

@@ -18,7 +18,7 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import Direction, Status
+from continuum_connector.worker.abi import Direction, Status
 from tests.native import sim
 from tests.native.conftest import LIMIT_S, Rig, ids
 

@@ -21,7 +21,7 @@ from continuum_connector.messages import (
     TransferOutcome,
     WorkerReport,
 )
-from continuum_connector.worker.engine import PoolState, Region
+from continuum_connector.worker.abi import PoolState, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning
 from continuum_connector.worker.worker import ContinuumWorker

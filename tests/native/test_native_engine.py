@@ -18,7 +18,7 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError, TransferError
 from continuum_connector.tools.checks import ask
 from continuum_connector.worker import abi
-from continuum_connector.worker.engine import CONFLICT, Direction, Health, Region, Status
+from continuum_connector.worker.abi import CONFLICT, Direction, Health, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
@@ -253,7 +253,7 @@ def test_close_does_not_wait_for_a_driver_that_keeps_its_copies() -> None:
     code = """
 from tests.native import sim
 from tests.native.conftest import LIMIT_S, Rig, ids
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 rig = Rig()
 sim.hold(rig.engine)
 rig.engine.submit(Direction.STORE, ids(1), ids(1), 1)
@@ -270,7 +270,7 @@ def test_a_fork_is_refused_and_can_leave() -> None:
 import os
 from tests.native.conftest import LIMIT_S, Rig, ids
 from continuum_connector.errors import TransferError
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 rig = Rig()
 pid = os.fork()
 if pid == 0:
@@ -399,10 +399,10 @@ def test_structs_are_as_long_as_the_library_says() -> None:
     assert ctypes.sizeof(sim.SimStats) == 104
     assert ctypes.sizeof(abi.Stats) == 216
     assert ctypes.sizeof(abi.PoolConfig) == 56
-    assert ctypes.sizeof(abi.PoolState) == 312
+    assert ctypes.sizeof(abi.RawPoolState) == 312
     assert ctypes.sizeof(abi.DiskConfig) == 52
     assert ctypes.sizeof(abi.DiskEntry) == 64
-    assert ctypes.sizeof(abi.DiskState) == 320
+    assert ctypes.sizeof(abi.RawDiskState) == 320
 
 
 def _python(code: str, *options: str) -> subprocess.CompletedProcess[str]:

@@ -16,7 +16,7 @@ import pytest
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, ReadOrder, StepPlan, StoreOrder, WorkerReport
-from continuum_connector.worker.engine import Direction, Region
+from continuum_connector.worker.abi import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning
 from continuum_connector.worker.worker import ContinuumWorker

@@ -42,7 +42,7 @@ VIOLATION = re.compile(r"ckv simulator: block \d+ of (?:store|load) \d+ was writ
 RACE = """
 import ctypes
 import numpy as np
-from continuum_connector.worker.engine import Direction, Region
+from continuum_connector.worker.abi import Direction, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 blocks = (ctypes.c_char * 8192)()

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from bench.serve.server import SERVED_NAME, VllmServer
-from continuum_connector.observe.metric_table import PUBLISHED, Kind
+from continuum_connector.observe.account import PUBLISHED, Kind
 from continuum_connector.observe.trace import EVENTS
 from tests.server.helpers import (
     ask,

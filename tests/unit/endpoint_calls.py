@@ -1,4 +1,4 @@
-"""What asks an endpoint (continuum_connector/endpoints.py) as an operator's client does."""
+"""What asks an endpoint (continuum_connector/middleware.py) as an operator's client does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A DiskFile that does what a test says, and the engine that opens it."""
+"""A NativeDisk that does what a test says, and the engine that opens it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import BlockIds, OnDisk
-from continuum_connector.worker.engine import Completion, DiskState, DiskTuning, Status
+from continuum_connector.worker.abi import Completion, DiskState, DiskTuning, Status
 from tests.fakes import BLOCK_BYTES, FakeCopyEngine
 
 IDLE = DiskState(

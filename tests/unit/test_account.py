@@ -14,8 +14,16 @@ import pytest
 
 import continuum_connector
 from continuum_connector.errors import InvariantError
-from continuum_connector.observe.account import Account, Payload, merge
-from continuum_connector.observe.metric_table import HOOKS, METRICS, OTHER, WIRE_KEYS, Kind
+from continuum_connector.observe.account import (
+    HOOKS,
+    METRICS,
+    OTHER,
+    WIRE_KEYS,
+    Account,
+    Kind,
+    Payload,
+    merge,
+)
 
 PACKAGE = Path(continuum_connector.__file__).parent
 

@@ -23,7 +23,7 @@ from continuum_connector.config import (
     load_config,
 )
 from continuum_connector.errors import ConfigError
-from continuum_connector.sizes import parse_bytes
+from continuum_connector.memory import parse_bytes
 
 # One is of no use without the others.
 WITH_DISK = {"dram_bytes": 2**33, "disk_path": "/nowhere", "disk_bytes": 2**40}

@@ -8,28 +8,29 @@ import random
 import numpy as np
 import pytest
 
-from continuum_connector.costs.costs import LONG_PREFIX, Costs
-from continuum_connector.costs.prefill import MAX_IN_FLIGHT, StepClock, Work
-from continuum_connector.costs.pressure import (
+from continuum_connector.costs.costs import (
+    LONG_PREFIX,
     MAX_AGE_S,
     MIN_PROGRAMS,
     TIME_CONSTANT_S,
     WINDOW,
+    Costs,
     Level,
     Memoryfulness,
     Price,
     Queueing,
 )
+from continuum_connector.costs.fit import MAX_IN_FLIGHT, StepClock, Work
 from continuum_connector.observe.account import Account
 
 
 # --- queueing -----------------------------------------------------------------------------
 def test_queueing_is_zero_until_an_evicted_turn_has_waited() -> None:
     costs = Costs(512)
-    costs.seen.waited(5.0, was_evicted=False, now=1.0)
+    costs.waited(5.0, was_evicted=False, now=1.0)
     assert costs.queueing_s(1.0) == 0.0
-    costs.seen.waited(3.0, was_evicted=True, now=2.0)
-    costs.seen.waited(1.0, was_evicted=True, now=3.0)
+    costs.waited(3.0, was_evicted=True, now=2.0)
+    costs.waited(1.0, was_evicted=True, now=3.0)
     assert costs.queueing_s(3.0) == 2.0
 
 
@@ -227,11 +228,11 @@ def taught() -> Costs:
     costs = Costs(512)
     for number in range(1, 200):
         work = Work(num_new=number * 7 % 500 + 2, num_decodes=number % 4)
-        costs.seen.step(work, 0.01 + work.num_new * 1e-4)
-        costs.seen.loaded(number, 0.002 + number * 1e-5)
-        costs.seen.stored(number, 0.004 + number * 1e-5)
-        costs.seen.read(number, 0.006 + number * 1e-5)
-        costs.seen.program_over(number % 7 + 1)
+        costs.step(work, 0.01 + work.num_new * 1e-4)
+        costs.loaded(number, 0.002 + number * 1e-5)
+        costs.stored(number, 0.004 + number * 1e-5)
+        costs.read(number, 0.006 + number * 1e-5)
+        costs.program_over(number % 7 + 1)
     return costs
 
 
@@ -244,9 +245,9 @@ def test_with_nothing_known_everything_is_free_and_programs_are_equally_long() -
 
 def test_every_number_is_a_metric() -> None:
     costs, account = taught(), Account()
-    costs.seen.blocked(0.0)
-    costs.seen.footprint(4)
-    costs.seen.waited(2.0, was_evicted=True, now=10.0)
+    costs.blocked(0.0)
+    costs.footprint(4)
+    costs.waited(2.0, was_evicted=True, now=10.0)
     for gauge in costs.gauges(10.0):
         account.gauge(*gauge)
     per_token = "prefill_seconds_per_token"
@@ -262,20 +263,20 @@ def test_every_number_is_a_metric() -> None:
 def test_before_any_copy_was_seen_a_block_takes_what_its_bytes_take_on_a_slow_bus() -> None:
     costs = Costs(512)
     assert costs.load_s(10) == 0.0
-    costs.seen.assume(block_bytes=2 * 2**20)
+    costs.assume(block_bytes=2 * 2**20)
     assert 10 * 2 * 2**20 / 64e9 < costs.load_s(10) < 0.01
     for number in (10, 20, 30, 40):
-        costs.seen.stored(number, 0.1 * number)
+        costs.stored(number, 0.1 * number)
     assert costs.load_s(10) == pytest.approx(1.0, rel=0.05)  # as stores do
     for number in (10, 20, 30, 40):
-        costs.seen.loaded(number, 0.2 * number)
+        costs.loaded(number, 0.2 * number)
     assert costs.load_s(10) == pytest.approx(2.0, rel=0.05)
 
 
 def test_two_steps_with_a_prompt_give_a_first_rate_that_errs_on_the_slow_side() -> None:
     costs = Costs(512)
-    costs.seen.step(Work(num_new=256, pairs=256 * 128.0), 5.0)  # the first one compiles
+    costs.step(Work(num_new=256, pairs=256 * 128.0), 5.0)  # the first one compiles
     assert costs.prefill_s(1000) == 0.0
-    costs.seen.step(Work(num_new=256, pairs=256 * 128.0, num_decodes=3), 0.3)
-    costs.seen.step(Work(num_new=16, pairs=128.0), 0.001)  # too short to tell
+    costs.step(Work(num_new=256, pairs=256 * 128.0, num_decodes=3), 0.3)
+    costs.step(Work(num_new=16, pairs=128.0), 0.001)  # too short to tell
     assert costs.prefill_s(1000) == pytest.approx(1000 * 0.3 / 256)

@@ -8,8 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from continuum_connector.costs.fit import HALF_LIFE, NUM_KINDS, PER_KIND, CopyModel, RobustFit
-from continuum_connector.costs.prefill import MIN_STEPS, PrefillModel, Work
+from continuum_connector.costs.fit import (
+    HALF_LIFE,
+    MIN_STEPS,
+    NUM_KINDS,
+    PER_KIND,
+    CopyModel,
+    PrefillModel,
+    RobustFit,
+    Work,
+)
 
 # An 8B model on one H100, about: 6 ms a step, 40 us a token, 128K of context double that.
 TRUE = (6e-3, 4e-5, 3e-10, 2e-5, 2e-9)

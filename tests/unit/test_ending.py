@@ -1,13 +1,14 @@
-"""StopStrings: an aborted turn ended by a stop string, or its client went away."""
+"""ToolReader: an aborted turn ended by a stop string, or its client went away."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls.reader import STOP_TOKENS, BackgroundTokenizer, StopStrings
+from continuum_connector.toolcalls.reader import STOP_TOKENS, ToolReader
 
 
 class Words:
@@ -30,34 +31,37 @@ def aborted(num_outputs: int, stop: Any) -> Any:
     )
 
 
-def loaded(tokenizer: Any) -> StopStrings:
-    background = BackgroundTokenizer(lambda: tokenizer)
-    stop_strings = StopStrings(background)
-    stop_strings.arrived(aborted(0, ["x"]))
-    background.join()
-    return stop_strings
+def reader_of(load: Callable[[], Any]) -> ToolReader:
+    return ToolReader(load, lambda: 0.0, lambda _: None)
+
+
+def loaded(tokenizer: Any) -> ToolReader:
+    reader = reader_of(lambda: tokenizer)
+    reader.arrived(aborted(0, ["x"]))
+    reader.join()
+    return reader
 
 
 def test_without_stop_strings_an_aborted_turns_client_is_gone() -> None:
-    stop_strings = loaded(Words(["a"]))
+    reader = loaded(Words(["a"]))
     for stop in (None, [], ()):
-        assert stop_strings.went_away(aborted(1, stop))
+        assert reader.went_away(aborted(1, stop))
     pooling = aborted(0, None)
     pooling.sampling_params = None
-    assert stop_strings.went_away(pooling)
+    assert reader.went_away(pooling)
 
 
 @pytest.mark.parametrize("stop", ["Observation:", ["END", "Observation:"]])
 def test_the_text_tells_a_stop_string_from_a_disconnect(stop: Any) -> None:
-    stop_strings = loaded(Words(["I", "think", "Observation:"]))
-    assert not stop_strings.went_away(aborted(3, stop))
-    assert stop_strings.went_away(aborted(2, stop))
+    reader = loaded(Words(["I", "think", "Observation:"]))
+    assert not reader.went_away(aborted(3, stop))
+    assert reader.went_away(aborted(2, stop))
 
 
 def test_a_stop_string_over_several_tokens_with_some_after_it_is_found() -> None:
     """With async scheduling a few tokens come after it."""
-    stop_strings = loaded(Words(["a", "Obser", "vation:", "x", "y"]))
-    assert not stop_strings.went_away(aborted(5, ["Obser vation:"]))
+    reader = loaded(Words(["a", "Obser", "vation:", "x", "y"]))
+    assert not reader.went_away(aborted(5, ["Obser vation:"]))
 
 
 def test_only_the_tail_is_decoded() -> None:
@@ -81,14 +85,12 @@ def test_the_tokenizer_is_loaded_once_and_only_if_a_turn_has_stop_strings() -> N
         nonlocal num_loads
         num_loads += 1
 
-    background = BackgroundTokenizer(load)
-    stop_strings = StopStrings(background)
-    stop_strings.arrived(aborted(0, None))
-    background.join()
-    assert num_loads == 0
+    reader = reader_of(load)
+    reader.arrived(aborted(0, None))
+    assert (num_loads, reader._thread) == (0, None)
     for _ in range(3):
-        stop_strings.arrived(aborted(0, ["x"]))
-        background.join()
+        reader.arrived(aborted(0, ["x"]))
+        reader.join()
     assert num_loads == 1
 
 
@@ -96,8 +98,7 @@ def test_without_a_loadable_tokenizer_a_turn_with_stop_strings_counts_as_ended()
     def load() -> None:
         raise OSError("no such file")
 
-    background = BackgroundTokenizer(load)
-    stop_strings = StopStrings(background)
-    stop_strings.arrived(aborted(0, ["x"]))
-    background.join()
-    assert not stop_strings.went_away(aborted(3, ["x"]))
+    reader = reader_of(load)
+    reader.arrived(aborted(0, ["x"]))
+    reader.join()
+    assert not reader.went_away(aborted(3, ["x"]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from continuum_connector.forecast import gaps as gaps_module
 from continuum_connector.forecast.forecast import EDGES, HALF_LIFE
 from continuum_connector.forecast.gaps import MAX_RECORDS, MAX_TOOLS, Gaps, RecordedGaps
-from continuum_connector.toolcalls.asked import UNREAD, Asked, Ending
+from continuum_connector.toolcalls.formats import UNREAD, Asked, Ending
 
 RUN = Asked(Ending.CALLS, ("run",))
 ANSWER = Asked(Ending.ANSWER)

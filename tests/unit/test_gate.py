@@ -13,12 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from continuum_connector.costs.costs import Costs
 from continuum_connector.forecast.gaps import Gaps
-from continuum_connector.observe.account import Account
-from continuum_connector.observe.metric_table import OPENED
+from continuum_connector.observe.account import OPENED, Account
 from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
 from continuum_connector.scheduler.gate import FIRST_CYCLE_S, Because, Gate, LetIn
 from continuum_connector.scheduler.turns import Away, Turn
-from continuum_connector.toolcalls.asked import UNREAD
+from continuum_connector.toolcalls.formats import UNREAD
 from continuum_connector.tools.analysis.words import told
 
 BLOCK = 16
@@ -124,7 +123,7 @@ def test_last_turns_children_and_small_prompts_are_never_held(
     tokens: int, hints: dict[str, Any]
 ) -> None:
     server = busy()
-    server.costs.seen.footprint(60)
+    server.costs.footprint(60)
     assert not server.turn("b", tokens, **hints)
 
 
@@ -147,7 +146,7 @@ def test_with_a_turn_that_begins_begin_the_others_of_its_program() -> None:
 
 def test_a_small_prompt_passes_and_its_program_stands_at_the_gate_once_it_has_grown() -> None:
     server = busy()
-    server.costs.seen.footprint(60)
+    server.costs.footprint(60)
     assert not server.turn("b", BLOCK)
     server.finish("b1", BLOCK)
     assert server.turn("b", TOKENS)
@@ -239,7 +238,7 @@ def test_a_turn_that_was_passed_at_the_gate_makes_no_cycle_of_negative_length() 
 
 def test_a_program_whose_turn_stands_at_the_gate_is_not_over() -> None:
     server = busy(wait_s=100.0)
-    server.costs.seen.footprint(60)
+    server.costs.footprint(60)
     for number in (1, 2):
         assert not server.turn("b", BLOCK)
         server.finish(f"b{number}", BLOCK)
@@ -254,7 +253,7 @@ def test_a_program_whose_turn_stands_at_the_gate_is_not_over() -> None:
 
 def test_whoever_leaves_the_gate_unserved_is_over_as_any_other() -> None:
     server = busy()
-    server.costs.seen.footprint(60)
+    server.costs.footprint(60)
     server.turn("b", BLOCK)
     server.finish("b1", BLOCK)
     assert server.turn("b")

@@ -13,7 +13,7 @@ import pytest
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, TransferOutcome
 from continuum_connector.worker import worker as module
-from continuum_connector.worker.engine import PoolState, Status
+from continuum_connector.worker.abi import PoolState, Status
 from tests.fakes import FakeCopyEngine
 from tests.unit.test_worker import Rig, load, store
 

@@ -11,7 +11,7 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.memory import Taken
 from continuum_connector.messages import StepPlan, WorkerReport
-from continuum_connector.worker.engine import PoolState, Region
+from continuum_connector.worker.abi import PoolState, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.tier import _SHORT_EVERY
 from continuum_connector.worker.worker import ContinuumWorker

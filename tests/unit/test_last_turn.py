@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from continuum_connector.toolcalls.asked import Ending
-from continuum_connector.toolcalls.formats import parse
+from continuum_connector.toolcalls.formats import Ending, parse
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

@@ -32,7 +32,7 @@ from continuum_connector.middleware import (
     UnsendableError,
     rewrite,
 )
-from continuum_connector.observe.metric_table import UNREAD_BODIES
+from continuum_connector.observe.account import UNREAD_BODIES
 from continuum_connector.programs.continuation import DIGITS
 from continuum_connector.programs.identify import identify
 from continuum_connector.programs.program import Hints, Identity, IdentitySource

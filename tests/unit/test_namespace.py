@@ -16,8 +16,8 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.worker import namespace as module
+from continuum_connector.worker.abi import Region
 from continuum_connector.worker.disk import Namespace
-from continuum_connector.worker.engine import Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.namespace import MEMORY, Checkpoint, Reader, prover
 

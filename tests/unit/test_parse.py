@@ -14,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.toolcalls import formats
-from continuum_connector.toolcalls.asked import (
-    MAX_CALLS,
-    MAX_NAME,
+from continuum_connector.toolcalls.formats import (
+    FORMATS,
+    MAX_CHARS,
+    UNMARKED,
     Asked,
     Ending,
     asked_of,
+    parse,
 )
-from continuum_connector.toolcalls.formats import FORMATS, MAX_CHARS, UNMARKED, parse
+from continuum_connector.toolcalls.shell import MAX_CALLS, MAX_NAME
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 

@@ -8,13 +8,14 @@ from continuum_connector.config import POLICIES
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.policy.base import After, Choice, FinishedTurn, Free, Offload, Pin
 from continuum_connector.policy.baselines import (
+    MAKERS,
     LruOffload,
     ProgramOrder,
     Released,
+    make_policy,
 )
-from continuum_connector.policy.registry import MAKERS, make_policy
 from continuum_connector.programs.program import Hints
-from continuum_connector.toolcalls.asked import Asked, Ending
+from continuum_connector.toolcalls.formats import Asked, Ending
 from tests.unit.deciding import finished, world
 
 

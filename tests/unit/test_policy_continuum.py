@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuum_connector.policy.base import After, FinishedTurn, Free, Offload, Pin, Snapshot
-from continuum_connector.policy.continuum import Continuum, K, best_ttl, default_ttl
+from continuum_connector.policy.baselines import Continuum, K, best_ttl, default_ttl
 from tests.unit.deciding import finished, world
 
 # 101 calls: 60 take 0.5 s, 30 take 2 s, 11 take 30 s

@@ -13,7 +13,7 @@ from bench.sim.arms.oracles import Oracle
 from continuum_connector.forecast.forecast import EDGES, Forecast
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import Resident
-from continuum_connector.policy.continuum import Continuum
+from continuum_connector.policy.baselines import Continuum
 from tests.unit.deciding import curve, forecasts
 
 NOW = 1000.0

@@ -7,12 +7,13 @@ import pytest
 from bench.sim.hardware import GPUS, MODELS, machine
 from bench.sim.step_time import step_seconds
 from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.prefill import MIN_STEPS, Work
-from continuum_connector.costs.prior import (
+from continuum_connector.costs.fit import (
     GENERATIONS,
     KNOWN,
+    MIN_STEPS,
     UNKNOWN,
     Shape,
+    Work,
     cpu,
     device_named,
     prefill_prior,
@@ -78,11 +79,11 @@ def test_it_is_right_to_a_factor_of_three_where_the_lab_was_fitted_to_published_
 def test_a_prompt_costs_what_the_prior_says_until_two_steps_were_seen() -> None:
     costs = Costs(512)
     assert costs.has_prior_prefill
-    costs.seen.assume(prefill=PRIOR)
+    costs.assume(prefill=PRIOR)
     assert costs.prefill_s(1000, 500) == pytest.approx(2 * 0.01 + 0.1 + 1e-9 * 1000 * 1000)
     for _ in range(2):
         assert costs.has_prior_prefill
-        costs.seen.step(Work(num_new=256, pairs=256 * 128.0), 0.3)
+        costs.step(Work(num_new=256, pairs=256 * 128.0), 0.3)
     assert not costs.has_prior_prefill
     assert not costs.knows_prefill
     assert costs.prefill_s(1000) == pytest.approx(1000 * 0.3 / 256)
@@ -92,18 +93,18 @@ def test_a_prompt_costs_what_the_prior_says_until_two_steps_were_seen() -> None:
 def test_a_wrong_prior_is_gone_once_prefills_are_known(factor: float) -> None:
     costs, unbiased = Costs(512), Costs(512)
     wrong = tuple(each * factor for each in PRIOR)
-    costs.seen.assume(prefill=(wrong[0], wrong[1], wrong[2]))
+    costs.assume(prefill=(wrong[0], wrong[1], wrong[2]))
     for number in range(MIN_STEPS):  # too short for a first rate, as turns behind a prefix are
         assert costs.has_prior_prefill
         for each in (costs, unbiased):
-            each.seen.step(Work(20 + number, (20 + number) * 300.0), 0.01 + number * 1e-4)
+            each.step(Work(20 + number, (20 + number) * 300.0), 0.01 + number * 1e-4)
     assert not costs.has_prior_prefill
     assert costs.prefill_s(512) == unbiased.prefill_s(512) > 0.0
 
 
 def test_a_prior_does_not_count_as_known() -> None:
     costs = Costs(512)
-    costs.seen.assume(prefill=PRIOR)
+    costs.assume(prefill=PRIOR)
     gauges = list(costs.gauges(0.0))
     assert ("costs_known", 0.0, "prefill") in gauges
     [per_token] = [value for name, value, label in gauges if label == "0"]

@@ -12,7 +12,7 @@ import pytest
 
 from bench.markers import replace
 from continuum_connector.config import KNOBS
-from continuum_connector.observe.metric_table import PUBLISHED
+from continuum_connector.observe.account import PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[2]
 

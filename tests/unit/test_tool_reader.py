@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls.asked import UNREAD, Ending
+from continuum_connector.toolcalls.formats import UNREAD, Ending
 from continuum_connector.toolcalls.reader import (
     BUDGET_S,
     HEAD_TOKENS,
     PROMPT_TOKENS,
     TAIL_TOKENS,
-    BackgroundTokenizer,
     ToolReader,
     kinds_of,
 )
@@ -55,10 +54,9 @@ class Letters:
 
 
 def loaded(tokenizer: Letters) -> ToolReader:
-    background = BackgroundTokenizer(lambda: tokenizer)
-    reader = ToolReader(background, tokenizer.timer, tokenizer.not_read.append)
+    reader = ToolReader(lambda: tokenizer, tokenizer.timer, tokenizer.not_read.append)
     reader.start()
-    background.join()
+    reader.join()
     tokenizer.num_decoded.clear()
     return reader
 
@@ -227,14 +225,13 @@ def test_without_a_tokenizer_nothing_is_read_and_one_line_says_why(
     def load() -> Any:
         raise OSError("no such file")
 
-    background = BackgroundTokenizer(load)
     not_read: list[str] = []
-    reader = ToolReader(background, lambda: 0.0, not_read.append)
+    reader = ToolReader(load, lambda: 0.0, not_read.append)
     assert reader.read([1]) is UNREAD
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             reader.start()
-            background.join()
+            reader.join()
     assert reader.read([1]) is UNREAD
     assert not_read == ["no_tokenizer"] * 2
     assert [record.getMessage() for record in caplog.records] == [
@@ -246,11 +243,10 @@ def test_without_a_tokenizer_nothing_is_read_and_one_line_says_why(
 
 
 def test_a_server_without_a_tokenizer_is_no_error() -> None:
-    background = BackgroundTokenizer(lambda: None)
     not_read: list[str] = []
-    reader = ToolReader(background, lambda: 0.0, not_read.append)
+    reader = ToolReader(lambda: None, lambda: 0.0, not_read.append)
     reader.start()
-    background.join()
+    reader.join()
     assert reader.read([1]) is UNREAD
     assert not_read == ["no_tokenizer"]
 

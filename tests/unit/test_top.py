@@ -24,7 +24,7 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from continuum_connector.errors import ToldError
-from continuum_connector.observe.metric_table import METRICS, WIRE_KEYS, Kind
+from continuum_connector.observe.account import METRICS, WIRE_KEYS, Kind
 from continuum_connector.tools.cli.app import app
 from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.top import WINDOW_S, Watch, screen

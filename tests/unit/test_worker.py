@@ -15,7 +15,7 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import LoadOrder, StepPlan, StoreOrder, TransferOutcome
 from continuum_connector.worker import tier as condition
-from continuum_connector.worker.engine import CONFLICT, CORRUPT, Direction, Region, Status
+from continuum_connector.worker.abi import CONFLICT, CORRUPT, Direction, Region, Status
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker

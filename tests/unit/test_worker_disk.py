@@ -25,6 +25,7 @@ from continuum_connector.messages import (
     WriteOrder,
 )
 from continuum_connector.worker import disk as module
+from continuum_connector.worker.abi import CORRUPT, EIO, ENOSPC, MISSING, UNTRIED, Region
 from continuum_connector.worker.disk import (
     HUNG_LOOKS,
     HUNG_S,
@@ -35,7 +36,6 @@ from continuum_connector.worker.disk import (
     WorkerDisk,
     disk_shape,
 )
-from continuum_connector.worker.engine import CORRUPT, EIO, ENOSPC, MISSING, UNTRIED, Region
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import BLOCK_BYTES, FakeClock, poll

@@ -9,7 +9,7 @@ import pytest
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
-from continuum_connector.worker.engine import Region
+from continuum_connector.worker.abi import Region
 from tests.fakes import FakeCopyEngine
 from tests.unit.test_worker import LAYOUT, Rig, load, store
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from continuum_connector.observe.metric_table import PIN_CAUSES
+from continuum_connector.observe.account import PIN_CAUSES
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine, prompt
 

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from vllm.v1.core.sched.interface import PauseState
 
 from bench.common.known_costs import know
-from continuum_connector.costs.prefill import Work
+from continuum_connector.costs.fit import Work
 from tests.vllm import tiering
 from tests.vllm.drafts import HAS_RIGHT_STATES
 from tests.vllm.fake_worker import LoadOrder
@@ -122,10 +122,10 @@ class Machine(RuleBasedStateMachine):
             if drawn["stores_all"]:  # or DRAM is seldom full of what returns, and lends nothing
                 store_all(self.engine)
         if drawn["bus_s"]:
-            seen = self.engine.connector.costs.seen
-            seen.step(Work(num_new=100), self.engine.step_s)
+            taught = self.engine.connector.costs
+            taught.step(Work(num_new=100), self.engine.step_s)
             for _ in range(4):
-                seen.loaded(5, drawn["bus_s"], drawn["bus_s"])
+                taught.loaded(5, drawn["bus_s"], drawn["bus_s"])
         self.engine.prefill_every = drawn["prefill_every"]
         self.has_adapters = built["max_loras"] > 0
         self.num_slots = num_slots

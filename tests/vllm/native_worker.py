@@ -18,8 +18,7 @@ import pytest
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
-from continuum_connector.worker.abi import find_library
-from continuum_connector.worker.engine import Direction, Region
+from continuum_connector.worker.abi import Direction, Region, find_library
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker

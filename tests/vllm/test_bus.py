@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.costs.prefill import Work
+from continuum_connector.costs.fit import Work
 from continuum_connector.scheduler.tiers.traffic import Kind
 from continuum_connector.scheduler.waits import MAX_PASSED, TIME_CONSTANT_S
 from tests.vllm import tiering
@@ -29,10 +29,10 @@ def waiting(
         tiering.run_turn(engine, f"{name}/0", 300, seed=seed, program=name, max_tokens=1)
     tiering.park(engine)
     tiering.hold(engine)
-    seen = engine.connector.costs.seen
-    seen.step(Work(num_new=100), STEP_S)
+    costs = engine.connector.costs
+    costs.step(Work(num_new=100), STEP_S)
     for _ in range(4):
-        seen.loaded(NUM_BLOCKS, slow_s, slow_s)
+        costs.loaded(NUM_BLOCKS, slow_s, slow_s)
     for name in names:
         engine.add(f"{name}/1", engine.next_prompt(f"{name}/0", 10), 2, program=name)
     engine.add("new", 100, 2, seed=99, program="new")
@@ -71,7 +71,7 @@ def test_a_load_that_the_bus_could_not_begin_holds_no_block(async_scheduling: bo
 def test_a_step_may_be_as_long_as_the_longest_of_late() -> None:
     """By the mean the bus would stand still in it, and new programs pass those who wait."""
     engine = waiting(3, slow_s=0.3)
-    engine.connector.costs.seen.step(Work(num_new=1000), 0.5)
+    engine.connector.costs.step(Work(num_new=1000), 0.5)
     engine.step()
     assert loading(engine) == ["p0/1", "p1/1", "p2/1"]
     finish(engine)

@@ -10,8 +10,8 @@ from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity
 from continuum_connector.scheduler.room import MAX_WAIT_S
 from continuum_connector.scheduler.turns import Turn, TurnEnd
-from continuum_connector.toolcalls.asked import ANSWER, CUT, UNREAD, Asked, Ending
-from continuum_connector.toolcalls.reader import BackgroundTokenizer, ToolReader
+from continuum_connector.toolcalls.formats import ANSWER, CUT, UNREAD, Asked, Ending
+from continuum_connector.toolcalls.reader import ToolReader
 from tests.vllm.agents import AgentEngine, live, pinned
 from tests.vllm.harness import prompt
 
@@ -107,10 +107,10 @@ class Spoken:
 
 
 def read_with(engine: AgentEngine, tokenizer: Spoken) -> None:
-    background = BackgroundTokenizer(lambda: tokenizer)
-    engine.side.decider._reader = reader = ToolReader(background, lambda: 0.0, lambda _: None)
+    reader = ToolReader(lambda: tokenizer, lambda: 0.0, lambda _: None)
+    engine.side.decider._reader = reader
     reader.start()
-    background.join()
+    reader.join()
 
 
 def test_a_shell_block_is_a_call_only_where_the_prompt_asks_for_one() -> None:
@@ -164,7 +164,7 @@ def test_a_turn_that_lost_its_blocks_counts_for_the_queueing_delay_and_others_do
 def test_a_program_is_over_with_its_last_turn_or_after_a_long_silence() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.seen.program_over = over.append
+    engine.connector.costs.program_over = over.append
     engine.run_turn("a", 100, program="p")
     engine.run_turn("b", engine.next_prompt("a", 20), program="p", final=True)
     assert over == [2]
@@ -181,7 +181,7 @@ def test_a_program_is_over_with_its_last_turn_or_after_a_long_silence() -> None:
 def test_what_a_program_does_after_a_long_silence_is_a_program_of_its_own() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.seen.program_over = over.append
+    engine.connector.costs.program_over = over.append
     engine.run_turn("a", 100, program="p")
     for before, after in ("ab", "bc"):
         engine.clock.advance(OVER_S + 1)
@@ -196,7 +196,7 @@ def test_what_a_program_does_after_a_long_silence_is_a_program_of_its_own() -> N
 def test_one_request_that_nobody_named_is_no_program() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.seen.program_over = over.append
+    engine.connector.costs.program_over = over.append
     engine.run_turn("question", 100, seed=1)
     engine.run_turn("a", 100, seed=2)
     engine.run_turn("b", engine.next_prompt("a", 40))  # known by its lineage
@@ -221,7 +221,7 @@ def test_a_client_that_writes_each_answer_anew_is_one_program() -> None:
 def test_after_a_quiet_night_programs_are_over_a_few_per_step() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.seen.program_over = over.append
+    engine.connector.costs.program_over = over.append
     for number in range(20):
         engine.run_turn(f"a{number}", 20, max_tokens=1, program=f"p{number}", seed=number)
     engine.clock.advance(OVER_S + 1)
@@ -235,7 +235,7 @@ def test_after_a_quiet_night_programs_are_over_a_few_per_step() -> None:
 def test_a_program_that_came_back_beside_a_stray_turn_is_not_over() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.seen.program_over = over.append
+    engine.connector.costs.program_over = over.append
     engine.run_turn("a", 100, program="p")
     engine.add("stray", 50, 100, seed=9, program="p", final=True)
     engine.step()
@@ -253,7 +253,7 @@ def test_a_program_that_came_back_beside_a_stray_turn_is_not_over() -> None:
 def test_a_silent_program_is_not_over_before_its_stray_turn_is() -> None:
     engine = AgentEngine(200)
     over: list[int] = []
-    engine.connector.costs.seen.program_over = over.append
+    engine.connector.costs.program_over = over.append
     engine.run_turn("a", 100, program="p")
     engine.add("stray", 50, 100, seed=9, program="p", final=True)
     engine.clock.advance(OVER_S + 1)
@@ -267,7 +267,7 @@ def test_a_silent_program_is_not_over_before_its_stray_turn_is() -> None:
 def test_of_no_more_programs_than_are_remembered_it_is_seen_that_they_are_over() -> None:
     engine = AgentEngine(200, extra_config={"max_programs": 5, "policy": "program_order"})
     over: list[int] = []
-    engine.connector.costs.seen.program_over = over.append
+    engine.connector.costs.program_over = over.append
     for number in range(12):
         engine.run_turn(f"a{number}", 20, max_tokens=1, program=f"p{number}", seed=number)
     for number in range(9):  # turns of one program are one silence
@@ -438,7 +438,7 @@ def test_turns_that_went_away_while_they_waited_have_no_footprint() -> None:
 def test_a_policy_that_does_not_price_reads_nothing_and_loads_no_tokenizer() -> None:
     engine = AgentEngine(200, extra_config={"policy": "program_order"})
     engine.run_turn("a", 100, program="p")
-    assert engine.side.decider._reader._tokenizer._thread is None
+    assert engine.side.decider._reader._thread is None
 
 
 def test_in_vllms_own_order_too_it_is_known_how_many_wait() -> None:
@@ -485,7 +485,7 @@ def test_a_turn_of_another_context_changes_nothing_of_its_programs_pin() -> None
 # --- adaptive ------------------------------------------------------------------------------
 def test_where_nothing_is_known_to_cost_anything_nothing_is_kept() -> None:
     engine = AgentEngine(200, extra_config={"policy": "adaptive", "dram_bytes": "64MiB"})
-    engine.connector.costs.seen.assume(prefill=(0.0, 0.0, 0.0))
+    engine.connector.costs.assume(prefill=(0.0, 0.0, 0.0))
     engine.run_turn("a", 400, program="p", kv_transfer_params=TOOLS)
     assert engine.num_pins() == 0
     assert engine.total("decisions", "free") == 1

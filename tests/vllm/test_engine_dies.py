@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.scheduler.tiers.traffic import HANGS_AFTER_S, LOOK_S, Kind
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 from tests.native import sim
 from tests.vllm.harness import Engine
 from tests.vllm.native_worker import native_engines

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.toolcalls.asked import UNREAD
+from continuum_connector.toolcalls.formats import UNREAD
 from tests.vllm.agents import AgentEngine, live
 
 TTL_S = 2.0  # the default of ttl_s
@@ -129,7 +129,7 @@ def test_whoever_knows_only_the_ids_ends_nothing_by_what_he_states(
         if kind == "stranger" and f"{number}" in engine.requests:
             assert told(engine, f"{number}")["final"]["outcome"] == "refused"
     assert "program_done" not in {cause for _, cause, _ in of_modest(engine)}
-    assert not engine.connector.costs._models.memory.num_programs
+    assert not engine.connector.costs._memory.num_programs
     for number, name in ((i, f"m{e[1]}") for i, e in enumerate(events) if e[0] == "modest"):
         program = engine.side.programs.get(name)
         assert (program.final, program.parent) == (False, None)
@@ -266,7 +266,7 @@ def facts_of(engine: AgentEngine) -> tuple[Any, ...]:
         engine.side.decider.away.decision_of("p").gap_s,
         len(engine.side.tier.index._claims.order._live),
         engine.side.decider.away.forecast_of("p") is not None,
-        engine.connector.costs._models.memory.num_programs,
+        engine.connector.costs._memory.num_programs,
         engine.ends(),
     )
 
@@ -296,7 +296,7 @@ def test_final_from_whoever_knows_only_the_id_takes_nothing(victim: str) -> None
     engine.run_turn("z", engine.next_prompt("a2", 20), kv_transfer_params=says("p", final=True))
     assert told(engine, "z")["final"] == {"hint": "final", "outcome": "accepted", "value": True}
     assert engine.side.programs.get("p").final
-    assert engine.connector.costs._models.memory.num_programs == 1  # p; q may come back
+    assert engine.connector.costs._memory.num_programs == 1  # p; q may come back
 
 
 def test_where_last_turns_are_stored_too_a_strangers_supersedes_nothing() -> None:

@@ -23,10 +23,10 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import metrics as vllm_metrics  # noqa: E402
 
 from continuum_connector.middleware import unread_bodies  # noqa: E402
-from continuum_connector.observe.account import Account  # noqa: E402
-from continuum_connector.observe.metric_table import (  # noqa: E402
+from continuum_connector.observe.account import (  # noqa: E402
     METRICS,
     WIRE_KEYS,
+    Account,
     Kind,
 )
 from continuum_connector.observe.metrics import (  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.common.known_costs import know
-from continuum_connector.observe.metric_table import CHANCES, OUTCOMES
+from continuum_connector.observe.account import CHANCES, OUTCOMES
 from continuum_connector.observe.trace import EVENTS
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
 from continuum_connector.policy.baselines import FixedTtl

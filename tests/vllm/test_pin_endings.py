@@ -9,7 +9,7 @@ import pytest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.request import Request
 
-from continuum_connector.toolcalls.reader import BackgroundTokenizer, StopStrings
+from continuum_connector.toolcalls.reader import ToolReader
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 
@@ -138,10 +138,12 @@ def test_a_stop_string_ends_a_turn_and_a_disconnect_frees_it(
 ) -> None:
     """Both finish as ABORTED: the API server matches stop strings and aborts the request."""
     engine = AgentEngine(async_scheduling=async_scheduling)
-    tokenizer = BackgroundTokenizer(lambda: FakeTokenizer(text) if text is not None else None)
-    engine.side._stop_strings = StopStrings(tokenizer)
+    reader = ToolReader(
+        lambda: FakeTokenizer(text) if text is not None else None, lambda: 0.0, lambda _: None
+    )
+    engine.side._reader = reader
     engine.add("a", 200, max_tokens=500, program="p", stop=["Observation:", "END"])
-    tokenizer.join()
+    reader.join()
     engine.steps(70)
     engine.abort("a")
     engine.run_until_idle()

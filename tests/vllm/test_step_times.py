@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.costs import prefill
-from continuum_connector.costs.prefill import DECODES_PER_LOOK, Work
+from continuum_connector.costs import fit
+from continuum_connector.costs.fit import DECODES_PER_LOOK, Work
 from continuum_connector.vllm import compat
 from tests.vllm.harness import Engine
 
@@ -19,8 +19,8 @@ class Seen:
 
     def __init__(self, engine: Engine) -> None:
         self.steps: list[tuple[Work, float]] = []
-        self._learn = engine.connector.costs.seen.step
-        engine.connector.costs.seen.step = self._step
+        self._learn = engine.connector.costs.step
+        engine.connector.costs.step = self._step
 
     def _step(self, work: Work, seconds: float) -> None:
         self.steps.append((work, seconds))
@@ -35,7 +35,7 @@ def watched(**options: Any) -> tuple[Engine, Seen]:
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at every step, those that only decode too."""
-    monkeypatch.setattr(prefill, "DECODES_PER_LOOK", 1)
+    monkeypatch.setattr(fit, "DECODES_PER_LOOK", 1)
 
 
 def run(engine: Engine) -> None:

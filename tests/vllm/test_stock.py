@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.observe.metric_table import KEPT
+from continuum_connector.observe.account import KEPT
 from continuum_connector.policy.base import Free, Offload, Pin
 from continuum_connector.scheduler.stock import CautiousStock, StockCache
 from tests.vllm.agents import AgentEngine

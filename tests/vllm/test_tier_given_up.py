@@ -13,7 +13,7 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.scheduler.tiers.traffic import Kind
-from continuum_connector.worker.engine import Direction, PoolState
+from continuum_connector.worker.abi import Direction, PoolState
 from continuum_connector.worker.native import NativeEngine
 from tests.unit.test_giving_up import closers, join_closers
 from tests.vllm.harness import Engine

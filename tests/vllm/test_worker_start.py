@@ -20,7 +20,7 @@ from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import TransferError
 from continuum_connector.vllm import plugin
 from continuum_connector.worker import disk, native
-from continuum_connector.worker.engine import Region
+from continuum_connector.worker.abi import Region
 from continuum_connector.worker.layout import Layout
 from tests.fakes import FakeCopyEngine
 from tests.vllm import kv_caches

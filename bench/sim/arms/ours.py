@@ -12,7 +12,7 @@ from bench.sim.arms.arm import Asking, Away, LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
 from bench.sim.workers import OurWorker, Worker
-from continuum_connector.costs.prior import Shape, device_named, prefill_prior
+from continuum_connector.costs.fit import Shape, device_named, prefill_prior
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.baselines import FixedTtl
@@ -80,7 +80,7 @@ def set_up(engine: Engine, away: Away) -> None:
     engine.connector.set_clock(engine.clock)
     gpu, model, tp = engine.machine.gpu, engine.machine.model, engine.machine.tp
     shape = Shape(model.token_flops / tp, model.pair_flops / tp, model.weight_bytes / tp)
-    engine.connector.costs.seen.assume(prefill=prefill_prior(shape, device_named(gpu.name)))
+    engine.connector.costs.assume(prefill=prefill_prior(shape, device_named(gpu.name)))
 
 
 def deciding(make: Callable[[Engine, Away], RetentionPolicy]) -> Callable[[Engine, Away], None]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from continuum_connector.forecast.forecast import came_true
-from continuum_connector.sizes import size
+from continuum_connector.memory import size
 from continuum_connector.tools.analysis.source import (
     Record,
     against_stock,

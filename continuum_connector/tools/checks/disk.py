@@ -13,8 +13,8 @@ from continuum_connector.config import SWITCH_PATH
 from continuum_connector.epoch_endpoint import EpochEndpoint
 from continuum_connector.errors import ConfigError
 from continuum_connector.files import MIN_LEFT
+from continuum_connector.memory import size
 from continuum_connector.program_endpoint import ProgramEndpoint
-from continuum_connector.sizes import size
 from continuum_connector.switch import MEANINGS, read_switch
 from continuum_connector.switch_endpoint import SwitchEndpoint
 from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from continuum_connector.sizes import size
+from continuum_connector.memory import size
 from continuum_connector.tools.checks.line import Line, error, ok, several, unseen, warning
 from continuum_connector.tools.checks.machine import CudaSeen, Gpu, Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan

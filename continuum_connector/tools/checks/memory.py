@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from continuum_connector import memory
 from continuum_connector.config import FIRST_BYTES
-from continuum_connector.memory import Headroom, find_room, read_keys
-from continuum_connector.sizes import size
+from continuum_connector.memory import Headroom, find_room, read_keys, size
 from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
 from continuum_connector.tools.checks.machine import CudaSeen, Machine, NativeSeen, VllmSeen
 from continuum_connector.tools.checks.plan import Plan

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from continuum_connector.memory import size
 from continuum_connector.scheduler.kv_groups import STATE
-from continuum_connector.sizes import size
 from continuum_connector.tools.checks.line import Line, Verdict, error, ok, several, unseen, warning
 from continuum_connector.tools.checks.machine import Kv, Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from continuum_connector.config import CONNECTOR_NAME
 from continuum_connector.epoch_endpoint import EpochEndpoint
+from continuum_connector.memory import size
 from continuum_connector.program_endpoint import ProgramEndpoint
-from continuum_connector.sizes import size
 from continuum_connector.switch_endpoint import SwitchEndpoint
 from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen

@@ -16,8 +16,8 @@ import typer
 from rich.table import Table
 
 from continuum_connector.errors import ToldError
-from continuum_connector.sizes import parse_bytes
-from continuum_connector.sizes import size as text_of
+from continuum_connector.memory import parse_bytes
+from continuum_connector.memory import size as text_of
 from continuum_connector.tools.checks import model as models
 from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import several

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from continuum_connector.errors import ToldError, shown
-from continuum_connector.sizes import size
+from continuum_connector.memory import size
 from continuum_connector.tools.analysis.words import ratio, seconds
 from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.terminal import name, terminal

@@ -18,7 +18,7 @@ from typing import Any
 
 from continuum_connector.connector import ContinuumConnector as ContinuumConnector
 from continuum_connector.scheduler.tiers.dram import DramTier
-from continuum_connector.worker.engine import Direction
+from continuum_connector.worker.abi import Direction
 from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import HostPool, NativeEngine
 from tests.native import sim
