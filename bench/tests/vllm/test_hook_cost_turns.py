@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.hook_cost.rivals import RIVALS
+from bench.hook_cost.arms import RIVALS
 from bench.hook_cost.turns import STOCK, InProcess, Measured, _row
 
 SMALL = {"running": 8, "programs": 20, "steps": 16, "warmup": 4, "progress": False}
