@@ -84,7 +84,7 @@ def test_whatever_differs_changes_the_key(other: Job) -> None:
 def test_what_only_shows_results_is_not_the_code_that_made_them() -> None:
     names = {path.name for path in sources()}
     assert {"engine.py", "adaptive.py", "registry.py"} <= names
-    assert not {"matrix_page.py", "command.py", "progress.py"} & names
+    assert not {"verdict.py", "command.py", "progress.py"} & names
 
 
 # --- the file -------------------------------------------------------------------------------

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.serve.ledger import open_accounts, still_held
-from bench.serve.metrics import Metrics, parse_metrics
+from bench.serve.metrics import Metrics, open_accounts, parse_metrics, still_held
 from bench.storm import census
 from bench.storm.judge import Verdict, judge
 from bench.storm.record import ABORTED, RESET_REFUSED, Ended, Look, Run, Tally
