@@ -18,8 +18,7 @@ from bench import markers
 from bench.cli import many, start, teaching_parser
 from bench.common.tables import markdown
 from bench.results import kept
-from bench.sim.job import Job, Plain
-from bench.sim.result import RunRecord
+from bench.sim.job import Job, Plain, RunRecord
 from bench.sim.runner import run
 
 # --- what was measured on GPUs: mean completion time of eight-turn programs, in seconds ------

@@ -13,7 +13,7 @@ from bench.common.arms import OURS, STOCK, Role
 from bench.common.tables import markdown
 from bench.sim.arms import role_of
 from bench.sim.cells import Cell
-from bench.sim.result import RunRecord
+from bench.sim.job import RunRecord
 
 MEAN_AIM, P99_AIM, STOCK_AIM, GAIN_AIM = 1.02, 1.05, 1.01, 0.90
 P99_PROGRAMS = 100  # of fewer, the P99 is the slowest one: shown, not judged

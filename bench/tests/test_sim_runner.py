@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 
 from bench.sim import runner
-from bench.sim.job import Job, Result, Start
+from bench.sim.job import Job, Result, RunRecord, Start
 from bench.sim.provenance import sources
-from bench.sim.result import RunRecord
 from bench.sim.runner import Outcome, compact
 from bench.sim.store import Store, StoreError, read, results, starts
 from bench.tests.lab_results import record
