@@ -6,7 +6,7 @@ import time
 
 from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Say, Section, Target, spread
-from bench.copy_engine.rig import Rig, another_core, checked
+from bench.copy_engine.rig import Rig, another_core, checked, compute
 from bench.copy_engine.sizes import Sizes
 from continuum_connector.worker import abi
 from continuum_connector.worker.abi import Direction
@@ -46,15 +46,6 @@ def measure_delay(machine: Machine, sizes: Sizes, say: Say) -> Section:
 
 def _steps_until_done(rig: Rig, step_s: float) -> abi.RawCompletion:
     while True:
-        burn(step_s)
+        compute(step_s)  # pure Python: it holds the GIL and gives it up only when asked to
         for each in rig.engine.poll_timed():
             return checked(each)
-
-
-def burn(seconds: float) -> None:
-    """Pure Python for a while: it holds the GIL and gives it up only when asked to."""
-    end = time.perf_counter() + seconds
-    total = 0
-    while time.perf_counter() < end:
-        for i in range(100):
-            total += i

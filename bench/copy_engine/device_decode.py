@@ -13,8 +13,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from bench.copy_engine.device_rates import BOTH, PATHS
-from bench.copy_engine.feeder import fed
+from bench.copy_engine.device_rates import BOTH, PATHS, fed
 from bench.copy_engine.machine import Machine, Stream
 from bench.copy_engine.report import Say, Section, size, spread
 from bench.copy_engine.rig import Rig

@@ -17,8 +17,12 @@ from bench.common.progress import Progress
 from bench.copy_engine.delay import measure_delay
 from bench.copy_engine.device_decode import measure_decode
 from bench.copy_engine.device_layout import measure_layout
-from bench.copy_engine.device_pool import measure_pin
-from bench.copy_engine.device_rates import measure_duplex, measure_peak, measure_sweep
+from bench.copy_engine.device_rates import (
+    measure_duplex,
+    measure_peak,
+    measure_pin,
+    measure_sweep,
+)
 from bench.copy_engine.machine import Machine, find_device
 from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards

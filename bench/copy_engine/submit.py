@@ -59,14 +59,10 @@ def _after(pause_s: float, rig: Rig, blocks: int, calls: int) -> list[float]:
         began = time.perf_counter_ns()
         rig.give(Direction.STORE, *ids)
         samples.append((time.perf_counter_ns() - began) / 1e3)
-        _finish(rig)
+        while not rig.engine.poll_timed():  # a worker polls; in a wait its core would sleep
+            compute(STEP_S / 10)
         compute(pause_s)
     return samples
-
-
-def _finish(rig: Rig) -> None:
-    while not rig.engine.poll_timed():  # a worker polls; in a wait its core would sleep
-        compute(STEP_S / 10)
 
 
 def _nothing_submitted(rig: Rig, blocks: int, calls: int) -> list[float]:
@@ -81,14 +77,6 @@ def _nothing_submitted(rig: Rig, blocks: int, calls: int) -> list[float]:
         rig.engine.cancel(NO_TAG)
         samples.append((time.perf_counter_ns() - began) / 1e3)
     return samples
-
-
-def _between_steps(rig: Rig, blocks: int, calls: int) -> list[float]:
-    return _after(STEP_S, rig, blocks, calls)
-
-
-def _asleep(rig: Rig, blocks: int, calls: int) -> list[float]:
-    return _after(PAUSE_S, rig, blocks, -(-calls // RARE))
 
 
 def _at_work(rig: Rig, blocks: int, calls: int) -> list[float]:
@@ -109,7 +97,7 @@ def _at_work(rig: Rig, blocks: int, calls: int) -> list[float]:
 
 LANES = {
     "at work": _at_work,
-    "between steps": _between_steps,
+    "between steps": lambda rig, blocks, calls: _after(STEP_S, rig, blocks, calls),
     "(nothing submitted)": _nothing_submitted,
-    "asleep": _asleep,
+    "asleep": lambda rig, blocks, calls: _after(PAUSE_S, rig, blocks, -(-calls // RARE)),
 }

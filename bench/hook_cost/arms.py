@@ -1,21 +1,24 @@
-"""Engines under measurement: stock and ours, stepped in turn in one process."""
+"""Engines under measurement: stock, ours, vLLM's own connectors, one that does nothing; filled with
+pinned programs and DRAM blocks, so that size can hurt if it does.
+
+The worker halves of vLLM's connectors are the lab's (bench/sim/rival_workers.py), on a bus that
+takes no time. The prompts of these benches are never asked twice, so nothing is loaded.
+"""
 
 from __future__ import annotations
 
 import argparse
-import gc
-import itertools
+import hashlib
 import sys
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from bench.cli import many, positive, teaching_parser
 from bench.common.known_costs import know
-from bench.hook_cost.population import fill_dram, leave_copies, remember_programs, run_turns
-from bench.hook_cost.rivals import RIVALS
-from continuum_connector.config import POLICIES
+from bench.sim.bus import Bus
+from bench.sim.rival_workers import OffloadingWorker, SimpleWorker
+from continuum_connector.programs.program import Hints, Identity, IdentitySource
+from continuum_connector.scheduler.kv_groups import block_key
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
 
@@ -23,60 +26,27 @@ NOTHING = "nothing"
 OURS = ("fixed_ttl", "adaptive")
 # Seconds; dear enough for `adaptive` to pin every turn for as long as it may.
 KNOWN_COSTS = {"prefill": [0.01, 1e-3, 0.0, 0.0, 0.0], "load": [0.01, 1e-3]}
+AT_ONCE = 1e15  # bytes per second
 
 
-class TimedEngine:
-    """One engine under measurement, kept at `num_turns` turns, those that wait included."""
+@dataclass(frozen=True)
+class Rival:
+    """A connector of vLLM's, the lab's worker half of it, and more of its config."""
 
-    def __init__(
-        self,
-        name: str,
-        engine: Engine,
-        args: argparse.Namespace,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self.name = name
-        self.engine = engine
-        self.num_turns = args.running
-        self.step_us: list[float] = []
-        self._args = args
-        self._clock = clock
-        self._numbers = itertools.count()
-        self._clock_parts = 0.0
-        for method in ("schedule", "update_from_output", "add_request"):
-            self._time(engine.scheduler, method)
+    connector: str
+    worker: type[SimpleWorker | OffloadingWorker]
+    options: dict[str, str] = field(default_factory=dict)
 
-    def refill(self) -> None:
-        """Replace the turns that ended; every one has a prompt of its own."""
-        missing = self.num_turns - len(self.engine.scheduler.requests)
-        for _ in range(missing):
-            number = next(self._numbers)
-            self.engine.add(
-                f"{self.name}{number}",
-                self._args.prompt,
-                self._args.output + number % self._args.output,
-                seed=number,
-                program=f"program{number}",
-            )
+    def half(self) -> Any:
+        """A worker half whose copies take no time."""
+        return self.worker(Bus(AT_ONCE, AT_ONCE, 0.0), SLOT_BYTES)
 
-    def step(self) -> None:
-        """One engine step; its scheduler time, arrivals included, is added to the samples."""
-        self._clock_parts = 0.0
-        self.refill()
-        self.engine.step()
-        self.step_us.append(self._clock_parts * 1e6)
 
-    def _time(self, target: Any, method: str) -> None:
-        original, clock = getattr(target, method), self._clock
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = clock()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._clock_parts += clock() - began
-
-        setattr(target, method, timed)
+RIVALS = {
+    "simple": Rival("SimpleCPUOffloadConnector", SimpleWorker),
+    "offloading": Rival("OffloadingConnector", OffloadingWorker, {"eviction_policy": "lru"}),
+    "offloading-arc": Rival("OffloadingConnector", OffloadingWorker, {"eviction_policy": "arc"}),
+}
 
 
 def engine_of(name: str, num_slots: int, **common: Any) -> Engine:
@@ -95,84 +65,57 @@ def engine_of(name: str, num_slots: int, **common: Any) -> Engine:
     return engine
 
 
-def build_pair(
-    args: argparse.Namespace,
-    policy: str,
-    num_pins: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[TimedEngine]:
-    """Stock, then ours with that policy, with one size of pool; ours with pins and a full DRAM.
-
-    NOTHING in place of a policy is a connector that does nothing. Stock runs the turns that ours
-    pins, so that as many blocks are in each prefix cache: a step looks into that, and the larger it
-    is, the slower.
-    """
-    say = progress(args)
-    common: dict[str, Any] = {
-        "num_blocks": args.vram_blocks,
-        "max_num_seqs": args.running,
-        "max_num_batched_tokens": 8192,
-    }
-    say(f"building stock, and {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
-    stock = Engine(connector=None, **common)
-    ours = engine_of(policy, args.dram_blocks, **common)
-    run_turns(stock, num_pins + args.copies, args.prompt)
-    if policy == NOTHING:
-        run_turns(ours, num_pins + args.copies, args.prompt)
-    else:
-        remember_programs(ours.connector.side, args.programs)
-        run_turns(ours, num_pins, args.prompt)  # each is pinned
-        fill_dram(ours.connector.side, args.dram_blocks, args.programs)
-        if args.copies:
-            leave_copies(ours, args.copies, args.prompt)
-    for engine in (stock, ours):
-        engine.check = lambda: None  # of every block, between the steps: cold caches
-    arms = (("stock", stock), (policy, ours))
-    return [TimedEngine(name, engine, args, clock) for name, engine in arms]
-
-
-def interleave(arms: Sequence[TimedEngine], num_steps: int) -> None:
-    """Take `num_steps` steps of each arm, one of each at a time; their samples are those steps'.
-
-    Always in one order: each then finds in the caches what another left there. In alternating
-    order the first and the last would follow themselves half of the time, and look cheaper.
-    """
-    for arm in arms:
-        arm.refill()
-        arm.step_us.clear()
-    gc.collect()
-    gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
-    for _ in range(num_steps):
-        for arm in arms:
-            arm.step()
-
-
-def options(
-    name: str, doc: str, others: Sequence[str] = (), **defaults: Any
-) -> argparse.ArgumentParser:
-    """What every bench over arms is asked with; `others` may run in the place of ours, `defaults`
-    replace the ones here."""
-    parser = teaching_parser(f"python -m bench.hook_cost.{name}", doc.splitlines()[0])
-    add = parser.add_argument
-    known, told = (*others, *POLICIES), f"of {', '.join((*others, *OURS))}"
-    add("--policies", nargs="+", default=(*others, *OURS), choices=known, metavar="NAME", help=told)
-    add("--running", type=positive, default=256, help="turns decoding at once")
-    add("--programs", type=many, default=10_000, help="programs remembered")
-    add("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")
-    add("--vram-blocks", type=positive, default=60_000, help="VRAM pool in blocks")
-    add("--copies", type=many, default=0, help="stores of ours that are under way meanwhile")
-    add("--prompt", type=positive, default=256, help="prompt tokens of each turn")
-    add("--output", type=positive, default=256, help="output tokens, at least")
-    add("--steps", type=positive, default=300, help="steps of each arm and row")
-    add("--warmup", type=positive, default=60, help="steps before that")
-    add("--json", type=Path, help="write all samples here")
-    add("--quiet", dest="progress", action="store_false", help="no progress lines")
-    parser.set_defaults(**defaults)
-    return parser
-
-
 def progress(args: argparse.Namespace) -> Callable[[str], None]:
     """What says on stderr how far we are, unless it is not wanted."""
     if not args.progress:
         return lambda text: None
     return lambda text: print(f"  {text} ...", file=sys.stderr, flush=True)
+
+
+# --- what they are filled with ---------------------------------------------------------------
+def filler(number: int) -> str:
+    """The key of a program that fills DRAM. None of these is pinned: a program that stores anew
+    supersedes what it stored before, and that leaves DRAM before all that is ranked."""
+    return f"job:filler{number}"
+
+
+def remember_programs(side: Any, num_programs: int) -> None:
+    """Let each of the programs of which DRAM will have blocks have had a turn."""
+    for number in range(num_programs):
+        name = filler(number)
+        identity = Identity(name, IdentitySource.CLIENT, Hints())
+        program, _ = side.programs.begin_turn(identity, (), now=0.0)
+        side.programs.end_turn(program, identity.hints, now=0.0)
+
+
+def run_turns(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
+    """Run one turn of each program to its end."""
+    for number in range(num_programs):
+        name = f"pinned{number}"
+        engine.add(name, prompt_tokens, 1, seed=1_000_000 + number, program=name)
+        if number % 64 == 63:
+            engine.run_until_idle()
+    engine.run_until_idle()
+
+
+def leave_copies(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
+    """Run one turn of each program to its end, whose store does not end."""
+    engine.worker.hold = True
+    names = [f"copied{number}" for number in range(num_programs)]
+    for number, name in enumerate(names):
+        engine.add(name, prompt_tokens, 1, seed=2_000_000 + number, program=name)
+    engine.run_until_idle(until=lambda: engine.finish_reasons.keys() >= set(names))
+
+
+def fill_dram(side: Any, num_blocks: int, num_programs: int) -> None:
+    """Fill the rest of the DRAM index with made-up blocks, spread over the programs."""
+    index = side.tier.index
+    per_program = -(-(num_blocks - index.num_ready) // num_programs)
+    for number in range(num_programs):
+        seed = number.to_bytes(8, "big")
+        keys = [
+            block_key(hashlib.sha256(seed + block.to_bytes(8, "big")).digest(), 0)
+            for block in range(per_program)
+        ]
+        index.settle(index.reserve(keys, filler(number), now=0.0), stored=True)
+    index.gone.clear()

@@ -1,23 +1,17 @@
-"""How many calls our hooks make: of a step that only decodes, and of a turn's end and begin.
+"""How many calls and bytecodes of ours a worker runs in a step that gives it nothing to do.
 
-Python and C functions, counted by the interpreter's own profiler. A count is the same however busy
-the machine is, so what a change cuts shows where times do not. `worker` is not a policy: it counts
-the worker half's Python calls and bytecodes in a step that gives it nothing to do. Run from the
-repository root:
+Most steps are such. A count is the same however busy the machine is, so what a change cuts shows
+where times do not; `turns` counts the scheduler half. Run from the repository root:
 
     python -m bench.hook_cost.calls
-    python -m bench.hook_cost.calls --policies worker       # seconds
 """
 
 from __future__ import annotations
 
-import argparse
-import cProfile
 import json
-import pstats
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from bench.cli import many, start
-from bench.hook_cost.arms import build_pair, interleave, options
+from bench.cli import positive, start, teaching_parser
 from bench.hook_cost.turns import Counted
 from bench.sim import versions
 from continuum_connector.messages import StepPlan
@@ -35,21 +28,6 @@ from continuum_connector.vllm import plugin
 from continuum_connector.worker_hooks import StepMetadata
 from tests.vllm import kv_caches
 
-HOOKS = (
-    "before_queued",
-    "on_new_request",
-    "rank",
-    "get_num_new_matched_tokens",
-    "update_state_after_alloc",
-    "build_connector_meta",
-    "update_connector_output",
-    "request_finished_all_groups",
-    "has_pending_push_work",
-    "take_events",
-    "get_kv_connector_stats",
-)
-
-WORKER = "worker"
 # What its server has -> what sets that.
 WORKERS: dict[str, dict[str, Any]] = {
     "no tier": {"dram_bytes": 0},
@@ -57,62 +35,6 @@ WORKERS: dict[str, dict[str, Any]] = {
     "a tier and a disk": {"dram_bytes": "8MiB", "disk_bytes": "8MiB"},
 }
 LAYERS = tuple(f"layers.{number}" for number in range(32))
-
-SCHEDULING = ("schedule", "update_from_output", "add_request")
-
-
-class Count:
-    """Calls below some methods of an object; one within another counts once."""
-
-    def __init__(self, target: Any, methods: Sequence[str]) -> None:
-        self._profile = cProfile.Profile()
-        self._depth = 0
-        self._num_counted = 0
-        for method in methods:
-            setattr(target, method, self._counted(getattr(target, method)))
-
-    def _counted(self, original: Any) -> Any:
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self._depth += 1
-            if self._depth == 1:
-                self._num_counted += 1
-                self._profile.enable()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self._depth -= 1
-                if not self._depth:
-                    self._profile.disable()
-
-        return counted
-
-    @property
-    def total(self) -> int:
-        """Without those that switch the profiler off."""
-        stats: Any = pstats.Stats(self._profile)
-        return int(stats.total_calls) - self._num_counted
-
-
-def of_decoding(args: argparse.Namespace, policy: str) -> list[float]:
-    """Calls of a step that only decodes: of stock, of ours."""
-    args = argparse.Namespace(**vars(args) | {"output": 3000, "vram_blocks": 120_000})
-    arms = build_pair(args, policy, args.pins)
-    interleave(arms, args.warmup)
-    counts = [Count(arm.engine.scheduler, SCHEDULING) for arm in arms]
-    interleave(arms, args.steps)
-    return [count.total / args.steps for count in counts]
-
-
-def of_turns(args: argparse.Namespace, policy: str) -> float:
-    """Calls below our hooks, per turn that ends while others wait and DRAM is full."""
-    _, ours = build_pair(args, policy, args.pins)
-    ours.num_turns += args.waiting
-    interleave([ours], args.warmup + args.output)  # the first turns end then
-    finished = ours.engine.finish_reasons
-    num_before = len(finished)
-    count = Count(ours.engine.connector, HOOKS)
-    interleave([ours], args.steps)
-    return count.total / (len(finished) - num_before)
 
 
 def a_worker(extra: dict[str, Any]) -> Any:
@@ -162,9 +84,14 @@ def of_worker(extra: dict[str, Any], num_steps: int) -> Counted:
     return counted
 
 
-def tell_worker(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def main() -> None:
+    parser = teaching_parser("python -m bench.hook_cost.calls", (__doc__ or "").splitlines()[0])
+    parser.add_argument("--steps", type=positive, default=200, help="steps of each row")
+    parser.add_argument("--json", type=Path, help="write the functions of each row here")
+    args = parser.parse_args()
     print("| a worker's step without orders | our calls | bytecodes | all calls | bytecodes |")
     print("|---|---|---|---|---|")
+    found = []
     for name, extra in WORKERS.items():
         with tempfile.TemporaryDirectory() as folder:
             given = extra | ({"disk_path": f"{folder}/disk"} if "disk_bytes" in extra else {})
@@ -172,30 +99,7 @@ def tell_worker(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         numbers = counted.numbers["step"].values()
         all_calls, all_codes, calls, codes = (number / args.steps for number in numbers)
         print(f"| {name} | {calls:.1f} | {codes:.0f} | {all_calls:.1f} | {all_codes:.0f} |")
-        yield {"worker": name, "steps": args.steps, "functions": counted.functions}
-
-
-def tell_policies(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    print("| policy | a decoding step, stock | ours | more | a turn, in our hooks |")
-    print("|---|---|---|---|---|")
-    for policy in args.policies:
-        if policy == WORKER:
-            continue
-        stock, ours = of_decoding(args, policy)
-        turn = of_turns(args, policy)
-        more = ours - stock
-        print(f"| {policy} | {stock:,.0f} | {ours:,.0f} | {more:.1f} | {turn:,.0f} |", flush=True)
-        yield {"policy": policy, "stock": stock, "ours": ours, "turn": turn}
-
-
-def main() -> None:
-    parser = options("calls", __doc__, others=(WORKER,), steps=200)
-    parser.add_argument("--waiting", type=many, default=1000, help="turns that wait beside them")
-    parser.add_argument("--pins", type=many, default=1000, help="programs pinned at the start")
-    args = parser.parse_args()
-    found = list(tell_worker(args)) if WORKER in args.policies else []
-    if {*args.policies} - {WORKER}:
-        found += tell_policies(args)
+        found.append({"worker": name, "steps": args.steps, "functions": counted.functions})
     if args.json:
         args.json.write_text(json.dumps(found))
 

@@ -11,14 +11,121 @@ under way all the time, as many of them as a step's window takes. Run from the r
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.cli import many, start
-from bench.hook_cost.arms import NOTHING, build_pair, interleave, options, progress
+from bench.cli import many, positive, start, teaching_parser
+from bench.hook_cost.arms import (
+    NOTHING,
+    OURS,
+    engine_of,
+    fill_dram,
+    leave_copies,
+    progress,
+    remember_programs,
+    run_turns,
+)
+from continuum_connector.config import POLICIES
+from tests.vllm.harness import Engine
+
+
+class TimedEngine:
+    """One engine under measurement, kept at `running` turns."""
+
+    def __init__(self, name: str, engine: Engine, args: argparse.Namespace) -> None:
+        self.name = name
+        self.engine = engine
+        self.step_us: list[float] = []
+        self._args = args
+        self._numbers = itertools.count()
+        self._clock_parts = 0.0
+        for method in ("schedule", "update_from_output", "add_request"):
+            self._time(engine.scheduler, method)
+
+    def refill(self) -> None:
+        """Replace the turns that ended; every one has a prompt of its own."""
+        missing = self._args.running - len(self.engine.scheduler.requests)
+        for _ in range(missing):
+            number = next(self._numbers)
+            self.engine.add(
+                f"{self.name}{number}",
+                self._args.prompt,
+                self._args.output + number % self._args.output,
+                seed=number,
+                program=f"program{number}",
+            )
+
+    def step(self) -> None:
+        """One engine step; its scheduler time, arrivals included, is added to the samples."""
+        self._clock_parts = 0.0
+        self.refill()
+        self.engine.step()
+        self.step_us.append(self._clock_parts * 1e6)
+
+    def _time(self, target: Any, method: str) -> None:
+        original = getattr(target, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._clock_parts += time.thread_time() - began
+
+        setattr(target, method, timed)
+
+
+def build_pair(args: argparse.Namespace, policy: str, num_pins: int) -> list[TimedEngine]:
+    """Stock, then ours with that policy, with one size of pool; ours with pins and a full DRAM.
+
+    NOTHING in place of a policy is a connector that does nothing. Stock runs the turns that ours
+    pins, so that as many blocks are in each prefix cache: a step looks into that, and the larger it
+    is, the slower.
+    """
+    say = progress(args)
+    common: dict[str, Any] = {
+        "num_blocks": args.vram_blocks,
+        "max_num_seqs": args.running,
+        "max_num_batched_tokens": 8192,
+    }
+    say(f"building stock, and {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
+    stock = Engine(connector=None, **common)
+    ours = engine_of(policy, args.dram_blocks, **common)
+    run_turns(stock, num_pins + args.copies, args.prompt)
+    if policy == NOTHING:
+        run_turns(ours, num_pins + args.copies, args.prompt)
+    else:
+        remember_programs(ours.connector.side, args.programs)
+        run_turns(ours, num_pins, args.prompt)  # each is pinned
+        fill_dram(ours.connector.side, args.dram_blocks, args.programs)
+        if args.copies:
+            leave_copies(ours, args.copies, args.prompt)
+    for engine in (stock, ours):
+        engine.check = lambda: None  # of every block, between the steps: cold caches
+    return [TimedEngine(*arm, args) for arm in (("stock", stock), (policy, ours))]
+
+
+def interleave(arms: Sequence[TimedEngine], num_steps: int) -> None:
+    """Take `num_steps` steps of each arm, one of each at a time; their samples are those steps'.
+
+    Always in one order: each then finds in the caches what another left there. In alternating
+    order the first and the last would follow themselves half of the time, and look cheaper.
+    """
+    for arm in arms:
+        arm.refill()
+        arm.step_us.clear()
+    gc.collect()
+    gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
+    for _ in range(num_steps):
+        for arm in arms:
+            arm.step()
 
 
 def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, Any]:
@@ -27,7 +134,7 @@ def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, A
     Two engines at a time: a third would find the caches as another of ours left them.
     """
     say = progress(args)
-    arms = stock, ours = build_pair(args, policy, num_pins, time.thread_time)
+    arms = stock, ours = build_pair(args, policy, num_pins)
     say("warming up")
     interleave(arms, args.warmup)
     say(f"measuring {policy}, {num_pins} pins")
@@ -62,11 +169,22 @@ def interval(ordered: Any) -> tuple[float, float]:
 
 
 def main() -> None:
-    sizes = {"vram_blocks": 120_000, "output": 3000, "steps": 1000}
-    parser = options("paired", __doc__, (NOTHING,), **sizes)
-    parser.add_argument(
-        "--pins", type=many, nargs="+", default=[0, 1000], help="held by ours: a row each"
-    )
+    parser = teaching_parser("python -m bench.hook_cost.paired", (__doc__ or "").splitlines()[0])
+    add, arms = parser.add_argument, (NOTHING, *OURS)
+    known, told = (NOTHING, *POLICIES), f"of {', '.join(arms)}"
+    add("--policies", nargs="+", default=arms, choices=known, metavar="NAME", help=told)
+    add("--running", type=positive, default=256, help="turns decoding at once")
+    add("--programs", type=many, default=10_000, help="programs remembered")
+    add("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")
+    add("--vram-blocks", type=positive, default=120_000, help="VRAM pool in blocks")
+    add("--copies", type=many, default=0, help="stores of ours that are under way meanwhile")
+    add("--prompt", type=positive, default=256, help="prompt tokens of each turn")
+    add("--output", type=positive, default=3000, help="output tokens, at least")
+    add("--steps", type=positive, default=1000, help="steps of each arm and row")
+    add("--warmup", type=positive, default=60, help="steps before that")
+    add("--json", type=Path, help="write all samples here")
+    add("--quiet", dest="progress", action="store_false", help="no progress lines")
+    add("--pins", type=many, nargs="+", default=[0, 1000], help="held by ours: a row each")
     args = parser.parse_args()
     if args.warmup + args.steps >= args.output:
         parser.error(f"--output {args.output}: turns would end while they are measured; more")

@@ -31,9 +31,15 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 import continuum_connector
 from bench.cli import many, positive, start, teaching_parser
-from bench.hook_cost.arms import NOTHING, OURS, engine_of, progress
-from bench.hook_cost.population import fill_dram, remember_programs
-from bench.hook_cost.rivals import RIVALS
+from bench.hook_cost.arms import (
+    NOTHING,
+    OURS,
+    RIVALS,
+    engine_of,
+    fill_dram,
+    progress,
+    remember_programs,
+)
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
 from continuum_connector.worker_hooks import WorkerMetadata
 from tests.vllm.harness import Engine, runner_output

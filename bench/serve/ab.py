@@ -25,10 +25,9 @@ from bench.serve import package, results
 from bench.serve.api import ApiError, Patience
 from bench.serve.arms import CannotRunError, Place, ServerArm
 from bench.serve.arrivals import read_arrivals
-from bench.serve.clients import Client, ClientError
 from bench.serve.kept import Kept, Prepared, check_tier
 from bench.serve.live import kv_bytes_per_token, live, longest_context
-from bench.serve.load import Load
+from bench.serve.load import Client, ClientError, Load
 from bench.serve.programs import Source
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import Dram, ResultError, Run, State

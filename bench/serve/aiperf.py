@@ -2,10 +2,17 @@
 
     python -m bench.serve.aiperf        # installs it: a venv of its own, vLLM's stays as it is
 
-Every program becomes a Weka trace file (weka.py): its lengths, cuts and pauses. aiperf makes up the
-text and sends chats, as many programs at a time as `closed:N` says, and waits out their pauses. It
-names no program in a way that vLLM reads: its one id is the header `X-Correlation-ID`, which only
-our middleware looks at, and servers of `bench ab` are started without it.
+Every program becomes a Weka trace file (format: github.com/callanjfox/kv-cache-tester): a request
+per turn with its tokens (`in`, `out`), the ids of the whole blocks its prompt is made of
+(`hash_ids`; equal ids are equal text, within one file), and when it came. aiperf makes up text for
+each block and for the tail that fills none, sends chats, as many programs at a time as `closed:N`
+says, and waits out their pauses. It names no program in a way that vLLM reads: its one id is the
+header `X-Correlation-ID`, which only our middleware looks at, and servers of `bench ab` are started
+without it.
+
+What a file cannot say: which tokens were answered. The next prompt has made-up text where the
+answer stood, so no server finds there what it generated: its blocks are new, as they would be
+where a chat template rewrites what was answered.
 
 `theoretical_prefix_cache_hit` is aiperf's: the share of prompt blocks that a cache without bounds
 would find, over the requests that were answered.
@@ -20,7 +27,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +36,9 @@ import msgspec
 
 from bench.cache import CACHE
 from bench.cli import start, teaching_parser
-from bench.serve import weka
+from bench.common.plans import ProgramPlan, Span
 from bench.serve.api import Api, ApiError
-from bench.serve.clients import Client, ClientError, OnTurn
-from bench.serve.load import Load
+from bench.serve.load import Client, ClientError, Load, OnTurn
 from bench.serve.record import RunFolder
 from bench.serve.results import Program, Turn
 
@@ -43,6 +49,7 @@ TEACH = f"It goes into {FOLDER}, a virtual environment: it needs none of vLLM's 
 RECORDS, SUMMARY, LOG = "profile_export.jsonl", "profile_export_aiperf.json", "aiperf.log"
 # One lane of a recorded session is one program here; nothing is to be split once more.
 ENVIRONMENT = {"AIPERF_DATASET_WEKA_SPLIT_FLATTENED_AGENTS": "false"}
+MODEL = "recorded"  # each trace names one; aiperf asks for the model that is served
 NS = 1e9
 STOP_S = 20.0
 TOLD = {  # what it says of a whole run -> our names
@@ -125,7 +132,7 @@ class Aiperf(Client):
         """Write the traces, run aiperf to its end, read its records."""
         out, traces = folder.folder / "aiperf", folder.folder / "traces"
         plans = [load.plan(number) for number in range(load.most_programs() or 0)]
-        weka.write(plans, traces, self.block_size)
+        write_traces(plans, traces, self.block_size)
         with (folder.folder / LOG).open("wb") as log:
             process = await asyncio.create_subprocess_exec(
                 *self.command(api, load, traces, out),
@@ -179,6 +186,55 @@ def _why(log: Path) -> str:
     return f"{(said or lines[-1:] or [''])[0].strip()[:400]} (log: {log})"
 
 
+# --- what it plays ---------------------------------------------------------------------------
+def trace(plan: ProgramPlan, block: int) -> dict[str, Any]:
+    """A program as one trace: each turn comes `gap_s` after the one before it was answered."""
+    ids: dict[tuple[Span, ...], int] = {}  # of blocks, by all that stands before them and in them
+    requests, now = [], 0.0
+    for turn in plan.turns:
+        now += turn.gap_s
+        requests.append(
+            {
+                "t": round(now, 3),
+                "type": "s",  # the answer is streamed
+                "model": MODEL,
+                "in": turn.num_prompt_tokens,
+                "out": turn.answer.length,
+                "hash_ids": [ids.setdefault(each, len(ids)) for each in blocks(turn.prompt, block)],
+                "api_time": 0.0,  # so that `t` is made of gaps alone
+                "think_time": turn.gap_s,
+            }
+        )
+    head = {"id": plan.name, "models": [MODEL], "block_size": block, "hash_id_scope": "local"}
+    return {**head, "requests": requests}
+
+
+def blocks(prompt: Sequence[Span], block: int) -> Iterator[tuple[Span, ...]]:
+    """The whole blocks of a prompt, each as the pieces of streams it is made of."""
+    pieces: list[Span] = []
+    missing = block
+    for span in prompt:
+        start, left = span.start, span.length
+        while left:
+            taken = min(left, missing)
+            pieces.append(Span(span.stream, taken, start))
+            start, left, missing = start + taken, left - taken, missing - taken
+            if not missing:
+                yield tuple(pieces)
+                pieces, missing = [], block
+
+
+def write_traces(plans: Iterable[ProgramPlan], folder: Path, block: int) -> int:
+    """A file per program, numbered in their order; how many there are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    number = 0
+    for number, plan in enumerate(plans, 1):
+        text = json.dumps(trace(plan, block), separators=(",", ":"))
+        (folder / f"{number:05d}.json").write_text(text + "\n")
+    return number
+
+
+# --- what it says ----------------------------------------------------------------------------
 def told(summary: Path) -> dict[str, float]:
     """What aiperf says of the whole run, by our names."""
     found = json.loads(summary.read_text())

@@ -18,8 +18,8 @@ from bench.serve import page as page_of_results
 from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
 from bench.serve.cli_agents import MOST_DRAWN, ids_of, read_vocab
-from bench.serve.clients import find_client
 from bench.serve.compare import Column
+from bench.serve.load import find_client
 from bench.serve.preview import preview
 from bench.serve.results import Loaded, State
 from bench.serve.server import ServerOptions
@@ -140,7 +140,7 @@ def read_rates(text: str, experiment: Experiment, out: Path) -> dict[Path, Exper
 
 
 def run(loads: Mapping[Path, Experiment]) -> State:
-    """Make the runs, tell what happens, print a table per pressure, write CSV files and page."""
+    """Make the runs, tell what happens, print a table per pressure, write the page."""
     console = terminal(width=None if sys.stdout.isatty() else 160)
     # A `kill` stops the servers as Ctrl-C does.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -161,8 +161,6 @@ def dry_run(loads: Mapping[Path, Experiment]) -> State:
 def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> None:
     """A table per pressure, what could not run, and where everything is."""
     arms = compare.columns(runs, base.name)
-    if arms:
-        compare.write_csv(out, arms)
     for pressure, group in compare.by_pressure(arms).items():
         if group:
             title = f"{_pressure(pressure, group)}ratios are to {group[0].title}"

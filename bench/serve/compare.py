@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -220,24 +218,3 @@ def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Tab
 
     answers = [SAME] * any(each.of for each in same.values())
     yield from fitting(console, [*shown(arms), *answers], make)
-
-
-def write_csv(folder: Path, arms: Sequence[Column]) -> None:
-    """ratios.csv: every figure of every arm against the first arm's, with its interval."""
-    with (folder / "ratios.csv").open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(RATIO_COLUMNS)
-        for pressure, group in by_pressure(arms).items():
-            for arm in group:
-                for what in COMPARED:
-                    found = ratio(group[0], arm, what)
-                    values = (found.value, found.low, found.high)
-                    counts = (found.num_repeats, found.num_programs)
-                    head = (pressure, arm.key[0], what.key, arm.figure(what.key))
-                    writer.writerow([*head, *values, *counts])
-
-
-RATIO_COLUMNS = (
-    *("pressure", "arm", "figure", "value", "ratio", "ratio_low", "ratio_high"),
-    *("repeats", "programs"),
-)

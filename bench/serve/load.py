@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from bench.common.plans import ProgramPlan
@@ -21,9 +22,11 @@ from bench.serve.record import RunFolder
 from bench.serve.results import Loaded, Program, Turn
 from bench.serve.router import HEADER
 from bench.serve.token_ids import Tokens
+from continuum_connector.errors import ToldError
 
 LAG_EVERY_S = 0.1
 WARM_UP_SEED = 1_000_003  # added to the seed: token ids that no measured program has
+OnTurn = Callable[[Turn], None]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Driver:
         api: Api,
         load: Load,
         folder: RunFolder | Loaded,
-        on_turn: Callable[[Turn], None] | None = None,
+        on_turn: OnTurn | None = None,
     ) -> None:
         self._api = api
         self._load = load
@@ -271,3 +274,37 @@ async def _all_or_none() -> AsyncIterator[Callable[[Any], None]]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# --- who puts it on a server -----------------------------------------------------------------
+class ClientError(ToldError):
+    """A client that cannot be used, or a load that it cannot play; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """Who puts a load on a server: our own agents, by token ids of exact lengths, every answer of
+    which is compared; or aiperf (aiperf.py), a load generator that nobody here wrote."""
+
+    def settings(self) -> dict[str, Any]:
+        """What two runs in one folder must have in common, beside their load."""
+        return {}
+
+    def check(self, load: Load) -> None:
+        """ClientError if it cannot play this load."""
+
+    async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
+        """Play the load and write down what came of it; cancelled, it stops early."""
+        await Driver(api, load, folder, on_turn).run()
+
+
+def find_client(name: str, model: Path, block_size: int) -> Client:
+    """The client of this name for servers of that model and size of blocks; ClientError if there is
+    none, or it is not installed."""
+    if name == "aiperf":
+        from bench.serve.aiperf import Aiperf
+
+        return Aiperf.installed(model, block_size)
+    if name != "agents":
+        raise ClientError(f"--client {name}: not known; there is agents and aiperf")
+    return Client()

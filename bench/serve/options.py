@@ -18,7 +18,7 @@ Workload = Annotated[
 ArrivalsText = Annotated[
     str,
     typer.Option(
-        help="poisson:RATE, closed:PROGRAMS, trace:FILE or turns (one request at a time). "
+        help="poisson:RATE, closed:PROGRAMS or turns (one request at a time). "
         "Empty: what the workload says."
     ),
 ]

@@ -1,7 +1,7 @@
 """Your own workload, as a TOML file.
 
     name = "reviewers"
-    arrivals = "poisson:2"         # or closed:64, trace:FILE, turns
+    arrivals = "poisson:2"         # or closed:64, turns
     duration_s = 60
     programs = 0                   # at most; 0: as many as arrive
     shared_tokens = 200            # of the first prompt: the same for all programs

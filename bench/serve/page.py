@@ -72,7 +72,8 @@ def page_of(reported: Reported, where: str = "on real servers") -> str:
         body.append(f"<p>{NOTHING}</p>")
     body += [facts(reported), _commands(reported.runs), *_all_points(reported.points, arms)]
     for point in reported.points:
-        body += [f"<h2>{_capital(point.title)}</h2>", *_point(point)]
+        title = point.title[:1].upper() + point.title[1:]
+        body += [f"<h2>{escape(title)}</h2>", *_point(point)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width"><title>{heading}</title>'
@@ -85,10 +86,6 @@ def _heading(arms: Sequence[str], where: str) -> str:
         return f"{' · '.join(arms) or 'Nothing measured'}, {where}"
     ours = [arm for arm in arms if is_ours(arm)]
     return f"{ours[0] if ours else arms[0]} and {len(arms) - 1} other ways to serve, {where}"
-
-
-def _capital(text: str) -> str:
-    return escape(text[:1].upper() + text[1:])
 
 
 def _list(lines: Iterable[str]) -> str:

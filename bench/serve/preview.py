@@ -18,7 +18,6 @@ from bench.serve.arms import CannotRunError
 from bench.serve.kept import Prepared
 from bench.serve.live import longest_context
 from bench.serve.load import Load
-from bench.serve.results import Run
 from bench.serve.router import Router
 from bench.serve.server import free_port
 
@@ -69,7 +68,8 @@ def _time(load: Load, planned: Sequence[Cell], out: Path, start_s: float) -> Ite
     left = len(planned) - len(done)
     yield f"Runs: {len(planned)}, {len(done)} of them done in {out}"
     if done:
-        yield f"Time: {_minutes(left * _mean_s(done))} more, as the {len(done)} that are done"
+        mean_s = sum(run.server_start_s + run.wall_s for run in done) / len(done)
+        yield f"Time: {_minutes(left * mean_s)} more, as the {len(done)} that are done"
         return
     least_s = _least_s(load)
     yield (
@@ -86,10 +86,6 @@ def _least_s(load: Load) -> float:
     if load.arrivals.open_loop:
         return max(map(sum, zip(load.arrivals.times_s, pauses, strict=False)))
     return sum(pauses) / load.arrivals.at_once if load.arrivals.at_once else 0.0
-
-
-def _mean_s(runs: Sequence[Run]) -> float:
-    return sum(run.server_start_s + run.wall_s for run in runs) / len(runs)
 
 
 def _minutes(seconds: float) -> str:

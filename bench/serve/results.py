@@ -3,7 +3,6 @@
     RESULTS/
       experiment.json        what all runs have in common, where there are several (`bench ab`)
       report.html            all of it as one page (`bench report`)
-      ratios.csv             every figure of every arm against the first arm's, with its interval
       runs/NAME/
         run.json             one Run: what was measured, how, and how it ended
         turns.jsonl          a Turn per line, in the order they ended

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from bench.serve import results
 from bench.serve.api import Api, ApiError, Patience
-from bench.serve.clients import Client, OnTurn
-from bench.serve.load import Load, warm_up
+from bench.serve.load import Client, Load, OnTurn, warm_up
 from bench.serve.record import RunFolder
 from bench.serve.results import State
 

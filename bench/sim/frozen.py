@@ -24,10 +24,9 @@ import msgspec
 from bench.cli import start
 from bench.common.tables import markdown
 from bench.sim.cells import PATH, load_matrix
-from bench.sim.job import Result
+from bench.sim.job import Result, RunRecord
 from bench.sim.matrix import options, ran
 from bench.sim.provenance import versions
-from bench.sim.result import RunRecord
 from continuum_connector.errors import ToldError
 
 FROZEN = PATH.with_name("frozen.json")

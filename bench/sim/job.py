@@ -1,4 +1,5 @@
-"""Job: one run of the lab as plain data, and the lines of the file that results are kept in."""
+"""Job: one run of the lab as plain data; the record of what it says; and the lines of the file that
+results are kept in."""
 
 from __future__ import annotations
 
@@ -6,8 +7,6 @@ import hashlib
 from typing import Any
 
 import msgspec
-
-from bench.sim.result import RunRecord
 
 Plain = str | int | float | bool | None | list[Any]
 
@@ -50,6 +49,48 @@ def _even(values: dict[str, Plain]) -> dict[str, Plain]:
         key: int(value) if isinstance(value, float) and value.is_integer() else value
         for key, value in values.items()
     }
+
+
+class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One turn; times in virtual seconds since the run began."""
+
+    program: str
+    index: int
+    arrived: float
+    first_token: float
+    finished: float
+    num_prompt: int
+    num_local: int  # prompt tokens hit in VRAM
+    num_external: int  # brought from DRAM
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    """One arm on one workload and machine. `jct_s`: per program, from its first arrival to its
+    last answer; `stored_bytes`, `loaded_bytes`: over PCIe; `written_bytes`, `read_bytes`: to and
+    from a disk; `extra`: what the arm counted; `note`:
+    the workload's."""
+
+    arm: str
+    workload: str
+    machine: str
+    seed: int
+    jct_s: dict[str, float]
+    turns: list[TurnRecord]
+    num_prompt_tokens: int
+    num_computed_tokens: int
+    num_local_tokens: int
+    num_external_tokens: int
+    stored_bytes: float
+    loaded_bytes: float
+    num_preemptions: int
+    num_steps: int
+    busy_s: float
+    span_s: float
+    wall_s: float  # real seconds that the simulation took
+    written_bytes: float = 0.0
+    read_bytes: float = 0.0
+    extra: dict[str, float] = {}
+    note: str = ""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):

@@ -14,7 +14,7 @@ from bench.sim.arms import Asking, LabArm
 from bench.sim.bus import Bus, Disk, Way
 from bench.sim.engine import Engine, Finished
 from bench.sim.hardware import Machine
-from bench.sim.result import RunRecord, TurnRecord
+from bench.sim.job import RunRecord, TurnRecord
 
 STEP_CAP_S = 10e-3  # an engine that has requests but nothing to compute looks again so soon
 STUCK_S = 3600.0  # of virtual time in which nothing ends: the run is given up

@@ -26,12 +26,10 @@ import msgspec
 from bench.cli import any_number, many, start, teaching_parser
 from bench.sim import runner
 from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
-from bench.sim.job import Job, Result
-from bench.sim.matrix_page import origin, page
+from bench.sim.job import Job, Result, RunRecord
 from bench.sim.pair import FIRST_TTFT
 from bench.sim.provenance import code_mark, versions
-from bench.sim.result import RunRecord
-from bench.sim.verdict import Verdict, percentile, verdict
+from bench.sim.verdict import Verdict, origin, page, percentile, verdict
 from continuum_connector.errors import ToldError, shown
 
 PAGE = PATH.with_name("MATRIX.md")

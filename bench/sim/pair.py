@@ -17,7 +17,7 @@ from statistics import fmean
 
 from bench.cli import start, teaching_parser
 from bench.sim import store
-from bench.sim.result import RunRecord
+from bench.sim.job import RunRecord
 from bench.sim.verdict import percentile
 from continuum_connector.errors import ToldError
 

@@ -16,8 +16,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO
 
-from bench.sim.job import Job, Result
-from bench.sim.result import RunRecord
+from bench.sim.job import Job, Result, RunRecord
 
 Play = Callable[[Job], RunRecord]
 

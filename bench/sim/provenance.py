@@ -19,7 +19,7 @@ DECIDES = (
     ROOT / "bench" / "common",
     PACKAGE,
 )  # whose Python decides a result
-_SHOW = ("command", "frozen", "matrix_page", "parts", "report", "verdict")  # but not this of it
+_SHOW = ("command", "frozen", "parts", "report", "validate", "verdict")  # but not this of it
 SHOWS = {DECIDES[0] / name for name in _SHOW}
 SHOWS |= {DECIDES[1] / name for name in ("progress", "tables")}
 

@@ -18,8 +18,7 @@ from bench.serve.points import Point, Reported, points_of
 from bench.serve.results import Loaded, Program, Run, Turn
 from bench.serve.summary import PROMPT
 from bench.sim.arms import role_of
-from bench.sim.job import Job, Result, Start
-from bench.sim.result import RunRecord, TurnRecord
+from bench.sim.job import Job, Result, RunRecord, Start, TurnRecord
 
 GB = 1e9
 LOAD = "rate"  # the parameter that a sweep goes along

@@ -22,10 +22,9 @@ import msgspec
 from rich.console import Console
 
 from bench.common.progress import Progress
-from bench.sim.job import Job, Result, Start
+from bench.sim.job import Job, Result, RunRecord, Start, TurnRecord
 from bench.sim.pool import Play, Pool
 from bench.sim.provenance import code_mark, versions
-from bench.sim.result import RunRecord, TurnRecord
 from bench.sim.store import Store
 
 DIGITS = 4  # of virtual seconds, in the file

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from bench.serve.ledger import open_accounts, still_held
+from bench.serve.metrics import open_accounts, still_held
 from bench.storm import census, virtual
 from bench.storm.agents import Force, Storm
 from bench.storm.fake import MAX_TTL_S, FakeServer

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bench.sim.job import Job, Result
-from bench.sim.result import RunRecord, TurnRecord
+from bench.sim.job import Job, Result, RunRecord, TurnRecord
 
 NUM_PROMPT, NUM_LOCAL, NUM_EXTERNAL = 100, 50, 20
 

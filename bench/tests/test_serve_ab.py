@@ -20,7 +20,7 @@ from bench.serve.ab import EXPERIMENT, Experiment, cells, check_folder, run_all
 from bench.serve.aiperf import Aiperf
 from bench.serve.api import Patience
 from bench.serve.arms import ServerArm, Setup, find_arm
-from bench.serve.clients import ClientError
+from bench.serve.load import ClientError
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError
 from bench.serve.router import Router
@@ -299,7 +299,7 @@ def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
     cli_ab.show(
         cli_ab.Console(), results.load(tmp_path / "out"), tmp_path / "out", find_arm("none")
     )
-    assert (tmp_path / "out" / "ratios.csv").exists()
+    assert (tmp_path / "out" / "report.html").exists()
 
 
 def test_a_server_that_dies_is_told_compared_with_nobody_and_run_again(

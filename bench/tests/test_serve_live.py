@@ -59,7 +59,7 @@ def test_a_closed_loop_has_as_many_alive_as_work_at_once_at_worst_the_largest() 
 def test_in_an_open_loop_those_are_alive_that_overlap(
     times_s: tuple[float, ...], tokens: int, programs: int
 ) -> None:
-    found = live(load(Arrivals("trace", times_s=times_s), 0))
+    found = live(load(Arrivals("poisson:1", times_s=times_s), 0))
     assert found is not None
     assert found.tokens == tokens
     if tokens != 300:

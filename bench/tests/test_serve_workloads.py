@@ -52,21 +52,8 @@ def test_tokens_are_the_same_each_time_and_shared_only_where_the_plan_says() -> 
     assert all(1000 <= token < 30_000 for token in tokens.of_turn(first, 1))
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_recorded_arrivals_begin_at_zero(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"times{suffix}"
-    text = "".join(json.dumps({"timestamp": ms}) + "\n" for ms in (7000, 5000, 9500))
-    path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
-    assert read_arrivals(f"trace:{path}", 1, 45.0, 0).times_s == (0.0, 2.0, 4.5)
-    assert read_arrivals(f"trace:{path}", 1, 3.0, 0).times_s == (0.0, 2.0)
-    assert read_arrivals(f"trace:{path}", 1, 45.0, 1).times_s == (0.0,)
-    plain = tmp_path / "plain"
-    plain.write_text("1.5\n\n2.5\n")
-    assert read_arrivals(f"trace:{plain}", 1, 45.0, 0).times_s == (0.0, 1.0)
-
-
 @pytest.mark.parametrize(
-    "text", ["", "poisson", "poisson:0", "poisson:nan", "closed:1.5", "closed:0", "trace:/no/file"]
+    "text", ["", "poisson", "poisson:0", "poisson:nan", "closed:1.5", "closed:0", "trace:/file"]
 )
 def test_arrivals_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(ArrivalError, match="--arrivals"):

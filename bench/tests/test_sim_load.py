@@ -1,4 +1,4 @@
-"""What a workload asks of a machine, and the cells that are sized by it."""
+"""What a workload asks of a machine, the cells sized by it, and the tokens of its turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim.hardware import machine
 from bench.sim.load import Seen, demand, prefill_seconds, stretched
-from bench.sim.workloads.registry import build
+from bench.sim.workloads.registry import WORKLOADS, at_rate, build
 
 H100 = machine("H100")
 
@@ -84,3 +84,34 @@ def test_a_context_takes_the_room_of_its_states_too() -> None:
     workload = Workload("w", (ProgramPlan("p", (turn(Span(1, 1_000)),)),))
     assert demand(workload, H100).live_tokens == 1_001
     assert demand(workload, HYBRID).live_tokens == 1_001 + 3 * 544
+
+
+# --- a turn's tokens, written out or taken over from the turn before -------------------------
+ANSWER = Span(9, 4)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_tokens_taken_over_are_the_ones_that_would_be_written(name: str) -> None:
+    for program in at_rate(name, {"rate": 1.0}, 1).programs[:20]:
+        before, known = None, []
+        for turn in program.turns:
+            known = turn.tokens(before, known)
+            assert known == turn.tokens()
+            before = turn
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        (Span(1, 5), Span(2, 9)),  # goes on
+        (Span(1, 3),),  # ends earlier
+        (Span(1, 3), Span(2, 3)),  # leaves in the middle
+        (Span(1, 5, start=1), Span(2, 3)),  # begins elsewhere
+        (Span(3, 5), Span(1, 5)),  # says it later
+        (),
+    ],
+)
+def test_only_what_both_begin_with_is_taken_over(prompt: tuple[Span, ...]) -> None:
+    before = TurnPlan((Span(1, 5), Span(2, 3)), ANSWER)
+    turn = TurnPlan(prompt, ANSWER)
+    assert turn.tokens(before, before.tokens()) == turn.tokens()

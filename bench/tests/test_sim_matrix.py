@@ -13,13 +13,11 @@ pytest.importorskip("tomllib")  # Python 3.11
 from bench.sim import pair
 from bench.sim.cells import Cell, cell_of, load_matrix, scene
 from bench.sim.hardware import GB, PUBLISHED_KV_TOKENS
-from bench.sim.job import Job, Result
+from bench.sim.job import Job, Result, RunRecord
 from bench.sim.load import demand
 from bench.sim.matrix import PAGE, arms_of, job, judge
-from bench.sim.matrix_page import origin, page
-from bench.sim.result import RunRecord
 from bench.sim.store import Store
-from bench.sim.verdict import Verdict, verdict
+from bench.sim.verdict import Verdict, origin, page, verdict
 from bench.sim.workloads.eight_turns import eight_turns
 from continuum_connector.errors import ToldError
 

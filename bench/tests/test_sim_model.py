@@ -11,8 +11,8 @@ from bench.sim import validate
 from bench.sim.agenda import Agenda, Clock
 from bench.sim.hardware import machine
 from bench.sim.load import prefill_seconds
-from bench.sim.published import CONTINUUM, DRAM_GB, ENDS, FCFS, SECOND_TURN
 from bench.sim.step_time import step_seconds
+from bench.sim.validate import CONTINUUM, DRAM_GB, ENDS, FCFS, SECOND_TURN
 from bench.sim.workloads.eight_turns import eight_turns
 from bench.tests import lab_results
 from continuum_connector.costs.fit import Work

@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 
 from bench.sim import runner
-from bench.sim.job import Job, Result, Start
+from bench.sim.job import Job, Result, RunRecord, Start
 from bench.sim.provenance import sources
-from bench.sim.result import RunRecord
 from bench.sim.runner import Outcome, compact
 from bench.sim.store import Store, StoreError, read, results, starts
 from bench.tests.lab_results import record
@@ -84,7 +83,7 @@ def test_whatever_differs_changes_the_key(other: Job) -> None:
 def test_what_only_shows_results_is_not_the_code_that_made_them() -> None:
     names = {path.name for path in sources()}
     assert {"engine.py", "adaptive.py", "registry.py"} <= names
-    assert not {"matrix_page.py", "command.py", "progress.py"} & names
+    assert not {"verdict.py", "command.py", "progress.py"} & names
 
 
 # --- the file -------------------------------------------------------------------------------

@@ -469,5 +469,5 @@ class Words:
                 )
             )
         if param.name == "arrivals":
-            return rng.choice((f"trace:{rng.choice(files.odd)}", "poisson:3", "closed:2", "turns"))
+            return rng.choice(("poisson:3", "closed:2", "turns"))
         return param.default or rng.choice(TEXTS)

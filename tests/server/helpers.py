@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bench.serve.apis import APIS
-from bench.serve.ledger import open_accounts
-from bench.serve.metrics import Metrics
+from bench.serve.metrics import Metrics, open_accounts
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import LLAMA
 from bench.serve.tokenizer import FIRST_WORD, words

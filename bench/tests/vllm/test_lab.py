@@ -14,8 +14,8 @@ import pytest
 from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
 from bench.sim.arms import ARMS
 from bench.sim.hardware import machine
+from bench.sim.job import RunRecord
 from bench.sim.lab import Lab, StuckError
-from bench.sim.result import RunRecord
 from bench.sim.workloads.eight_turns import eight_turns
 from bench.tests.vllm.lab import mean_jct_s, play, small_machine, small_workload
 

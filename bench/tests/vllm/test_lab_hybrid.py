@@ -11,8 +11,8 @@ import pytest
 from bench.common.plans import ProgramPlan, Streams, Talk, Workload
 from bench.sim.arms import ARMS
 from bench.sim.hardware import Machine, machine
+from bench.sim.job import RunRecord
 from bench.sim.lab import Lab
-from bench.sim.result import RunRecord
 from bench.tests.vllm.lab import assert_lets_go, play
 
 MODEL, BLOCK, NUM_STATES = "qwen3-next-80b-fp8", 544, 3

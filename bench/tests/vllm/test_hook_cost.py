@@ -1,0 +1,103 @@
+"""What bench/hook_cost measures: steps that only decode, turns that go on, idle workers."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from bench.hook_cost.arms import RIVALS
+from bench.hook_cost.calls import LAYERS, WORKERS, of_worker
+from bench.hook_cost.paired import build_pair, interleave, measure, row
+from bench.hook_cost.turns import STOCK, Counted, InProcess, Measured
+from bench.hook_cost.turns import _row as turns_row
+from tests.vllm import kv_caches
+
+# --- paired: steps that only decode ----------------------------------------------------------
+SMALL = argparse.Namespace(
+    running=8,
+    copies=0,
+    programs=20,
+    dram_blocks=200,
+    vram_blocks=2000,
+    prompt=64,
+    output=16,
+    steps=40,
+    warmup=4,
+    progress=False,
+)
+
+
+def test_copies_are_under_way_all_the_time() -> None:
+    args = argparse.Namespace(**vars(SMALL) | {"copies": 4, "output": 60, "steps": 20, "warmup": 2})
+    result = measure(args, "adaptive", num_pins=8)
+    assert (len(result["step_us"]), result["pins"]) == (20, 12)
+    assert result["copies"] > 0
+    assert f"| 12 | {result['copies']} | adaptive |" in row(result)
+
+
+def test_every_block_in_the_full_dram_is_ranked_when_room_is_made() -> None:
+    args = argparse.Namespace(
+        **vars(SMALL) | {"prompt": 512, "programs": 100, "dram_blocks": 4000, "vram_blocks": 8000}
+    )
+    index = build_pair(args, "adaptive", 80)[1].engine.connector.side.tier.index
+    live = [number for chain in index.next_to_leave(None) for number in chain.tickets.tolist()]
+    assert len(set(live)) == index.num_ready == args.dram_blocks
+
+
+def test_a_step_that_only_decodes_costs_ours_a_few_calls() -> None:
+    args = argparse.Namespace(**vars(SMALL) | {"output": 100})
+    arms, counted = build_pair(args, "fixed_ttl", 8), Counted()
+    interleave(arms, args.warmup)
+    for _ in range(args.steps):
+        with counted("step"):
+            arms[1].step()
+    assert 0 < counted.numbers["step"]["our_calls"] / args.steps < 120
+
+
+# --- turns: none costs us more if its context is longer --------------------------------------
+TURNS = {"running": 8, "programs": 20, "steps": 16, "warmup": 4, "progress": False}
+
+
+def result_of(name: str, context: int) -> dict[str, Any]:
+    arm = Measured(name, argparse.Namespace(context=context, **TURNS))
+    return arm.result(arm.times(TURNS["steps"]))
+
+
+def codes_of(name: str, context: int) -> dict[str, float]:
+    result = result_of(name, context)
+    return {part: counts["our_codes"] for part, counts in result["counts"].items()}
+
+
+@pytest.mark.parametrize("policy", ["fixed_ttl", "adaptive"])
+def test_no_bytecode_of_ours_runs_per_block_of_a_turn_that_goes_on(policy: str) -> None:
+    """4,096 tokens more are 256 blocks more."""
+    short, long = codes_of(policy, 2048), codes_of(policy, 6144)
+    assert sum(long.values()) - sum(short.values()) < 256
+    assert long["before"] < 8000  # what is done before the GPU gets its step
+
+
+@pytest.mark.parametrize("name", [STOCK, "nothing", *RIVALS])
+def test_every_arm_ends_a_turn_and_begins_one_per_step(name: str) -> None:
+    result = result_of(name, 512)
+    assert len(result["us"]["before"]) == TURNS["steps"]
+    assert result["counts"]["before"]["our_calls"] == 0
+    assert "| 512 |" in turns_row(result, result)
+
+
+def test_an_arm_in_a_process_of_its_own_takes_the_steps_that_it_is_told_to() -> None:
+    arm = InProcess(STOCK, 512, argparse.Namespace(**TURNS))
+    for num in (3, 1):
+        arm.step(num)
+    result = arm.result()
+    assert (result["arm"], len(result["us"]["after"])) == (STOCK, 4)
+
+
+# --- calls: the same each time, whoever else uses the machine --------------------------------
+@pytest.mark.skipif(not kv_caches.LAYOUTS, reason="vLLM <= 0.28")
+def test_a_worker_without_orders_is_counted_hook_by_hook() -> None:
+    counted = of_worker(WORKERS["a tier"], 4)
+    assert counted.numbers["step"]["our_calls"] < 4 * len(LAYERS), "none for a layer"
+    called = {name.rpartition(".")[2]: num for name, (num, _) in counted.functions.items()}
+    assert called["wait_for_save"] == called["build_connector_worker_meta"] == 4
