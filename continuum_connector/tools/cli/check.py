@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from continuum_connector.errors import ToldError
 from continuum_connector.tools.checks import disk, gpu, memory, model, serving
@@ -99,10 +99,8 @@ def look(machine: Machine, plan: Plan) -> Iterator[Line]:
 
 def show(console: Console, lines: list[Line]) -> None:
     """Print a table on a terminal; into a pipe, one text line per finding, with its cure."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    names = Column(no_wrap=True), Column(no_wrap=True)
+    table = Table.grid(*names, Column(overflow="fold"), padding=(0, 2))
     for line in lines:
         word = line.verdict.value
         if console.is_terminal:
