@@ -62,10 +62,12 @@ OFFLINE = {
 
 def read_words(words: Sequence[str]) -> dict[str, Any]:
     """What vLLM's parser says of the options, and what its engine would make of them."""
+    from continuum_connector.tools.checks.plan import Options
     from continuum_connector.vllm import about
 
     has_model = words[0] == KV
-    options, found = about.read_by_vllm(words[1:] if has_model else words)
+    own = words[1:] if has_model else words
+    options, found = about.read_by_vllm(own, Options.__dataclass_fields__)
     if options is None or not has_model:
         return found
     try:
