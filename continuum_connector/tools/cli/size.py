@@ -19,7 +19,6 @@ from continuum_connector.errors import ToldError
 from continuum_connector.sizes import parse_bytes
 from continuum_connector.sizes import size as text_of
 from continuum_connector.tools.checks import model as models
-from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import several
 from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
@@ -182,7 +181,7 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
         raise ToldError(f"{plan.why_no_server}; paste all of `vllm serve MODEL ...`")
     machine = this_machine(environ)
     with looking():
-        seen = machine.see("vllm", VllmSeen, KV, *plan.words)
+        seen = machine.see("vllm", VllmSeen, *plan.words)
     plan = as_vllm_reads(plan, seen.options, environ)
     if plan.unknown:
         shown = ", ".join(plan.unknown)[:200]
@@ -205,6 +204,8 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
             f"not seen: vLLM {seen.version} cannot say here what is kept ({seen.not_seen[:300]}); "
             "give --bytes-per-token instead"
         )
+    if not plan.model:
+        raise ToldError("no model is named; give --model, or --bytes-per-token instead")
     try:
         config = models.read_model_config(plan.model, environ)
         token = models.read_shape(config, plan.kv_cache_dtype).context_bytes(
