@@ -3,7 +3,7 @@ goes by feature."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from continuum_connector.vllm import probe
@@ -14,17 +14,6 @@ from continuum_connector.vllm.compat import (
     mends_drafted_states,
 )
 
-# What the checks want to know of the options, by vLLM's names for them.
-OPTIONS = (
-    *("model", "middleware", "enable_prefix_caching", "scheduler_cls", "scheduling_policy"),
-    *("kv_offloading_size", "tool_call_parser", "tool_parser_plugin", "enable_auto_tool_choice"),
-    *("enable_prompt_tokens_details", "enable_cumem_allocator", "enable_sleep_mode"),
-    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-    *("prefill_context_parallel_size", "decode_context_parallel_size", "nnodes"),
-    *("data_parallel_size_local", "data_parallel_rank", "data_parallel_external_lb"),
-    *("data_parallel_multi_port_external_lb", "prefix_match_unit", "enable_lora", "spec_method"),
-    *("kv_cache_dtype", "speculative_config", "distributed_executor_backend"),
-)
 TRANSFER = ("kv_connector", "kv_role", "kv_connector_extra_config")
 _MOST = 400  # characters of an answer of vLLM's
 
@@ -63,9 +52,9 @@ def _lacks() -> dict[str, Any]:
     return {"lacks_all": for_all, "lacks": [who + why for who, why in some if why]}
 
 
-def told(options: Any) -> dict[str, Any]:
-    """The options that a check wants to know, as JSON; those that this vLLM lacks are left out."""
-    found = {name: getattr(options, name) for name in OPTIONS if hasattr(options, name)}
+def told(options: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The options of these names, as JSON; those that this vLLM lacks are left out."""
+    found = {name: getattr(options, name) for name in names if hasattr(options, name)}
     transfer = options.kv_transfer_config
     if transfer is not None:
         found["kv_transfer_config"] = {name: getattr(transfer, name) for name in TRANSFER}
@@ -89,16 +78,16 @@ def parse(words: Sequence[str]) -> Any:
     return options
 
 
-def read_by_vllm(words: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+def read_by_vllm(words: Sequence[str], names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
     """The options that vLLM's parser makes of these words, None if it refuses them; and what to say
-    of them: why they are "refused", or else the "model" and the "options" as JSON."""
+    of them: why they are "refused", or else the "model" and the named "options" as JSON."""
     try:
         options = parse(words)
     except SystemExit:
         return None, {"refused": "they only print"}
     except Exception as error:  # from argparse, YAML or pydantic; it would end the server, too
         return None, {"refused": sentence(error)}
-    return options, {"model": options.model, "options": told(options)}
+    return options, {"model": options.model, "options": told(options, names)}
 
 
 def sentence(error: BaseException) -> str:

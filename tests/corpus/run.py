@@ -84,11 +84,9 @@ def warm_up() -> Any:
     from continuum_connector.tools.checks import ask
     from continuum_connector.tools.cli import app, check, size  # noqa: F401
 
-    own = getattr(ask, "KV", "")
-    base = ask.look_at_vllm(*filter(None, [own, "--help"]))
+    own = (ask.KV,) if hasattr(ask, "KV") else ()  # older ones ask with that word
+    base = ask.look_at_vllm(*own, "--help")
     base = {key: value for key, value in base.items() if key != "refused"}
-    if not own:
-        return lambda words: ask.look_at_vllm(*words)
     from continuum_connector.vllm import planned  # noqa: F401
 
     preload()

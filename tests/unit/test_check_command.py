@@ -21,7 +21,6 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from continuum_connector.tools.checks import machine as machines
-from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import error, ok, unseen, warning
 from continuum_connector.tools.cli import check as command
 from continuum_connector.tools.cli.app import app
@@ -198,7 +197,7 @@ def test_vllms_own_parser_is_asked(
     assert result.exit_code == status
     assert "options" in result.stdout
     assert "-tp2" in result.stdout
-    assert asked == [(KV, model, "-tp2")]
+    assert asked == [(model, "-tp2")]
 
 
 def test_a_model_behind_options_is_found_by_vllms_parser(

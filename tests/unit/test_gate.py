@@ -335,5 +335,5 @@ def test_every_reason_has_its_metric_and_its_words() -> None:
     reasons = {each.value for each in Because}
     assert reasons == set(OPENED)
     for reason in reasons:
-        (line,) = told({"event": "let_in", "because": reason, "held_s": 1.0})
+        (line,) = told([{"event": "let_in", "because": reason, "held_s": 1.0}])
         assert not line.text.endswith(reason)

@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
-from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.cli import size as command
 from continuum_connector.tools.cli.app import app
 from continuum_connector.tools.cli.size import (
@@ -195,14 +194,14 @@ def test_vllm_says_what_a_context_takes(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert told["context_bytes"] == 1024 * 32 * 4096
     assert told["rests_on"] == ("vLLM 0.32.0, its own layers on sm_90: 32 layers of full attention")
     assert told["num_gpus"] == 2
-    assert asked == [(KV, "m", "-tp", "2")]
+    assert asked == [("m", "-tp", "2")]
 
 
 def test_a_pasted_command_is_asked_about(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = answered(monkeypatch, tmp_path, **fake.VLLM, kv=fake.KV)
     pasted = "docker run vllm/vllm-openai --model m -tp 2 -pp 2 --port $PORT"
     result = run("--programs", "1", "--", pasted)
-    assert asked == [(KV, "--model", "m", "-tp", "2", "-pp", "2")]
+    assert asked == [("--model", "m", "-tp", "2", "-pp", "2")]
     assert "KV as of" in result.stdout
     assert "not seen: $PORT" in result.stderr
 
@@ -213,6 +212,14 @@ def test_a_model_that_only_a_shell_knows_is_not_reckoned(
     answered(monkeypatch, tmp_path, **fake.VLLM, kv=fake.KV, options={"model": "a/default"})
     result = run("--programs", "1", "--", "vllm serve $MODEL --enforce-eager")
     assert (result.exit_code, "give --model" in result.stderr) == (1, True)
+
+
+def test_a_model_that_is_not_named_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered(monkeypatch, tmp_path, **fake.VLLM)
+    result = run("--programs", "1", "--", "vllm serve")
+    assert (result.exit_code, "no model is named" in result.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(

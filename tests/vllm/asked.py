@@ -37,7 +37,7 @@ def answers(
 def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # vLLM prints, too
-    ask.look_at_vllm(ask.KV, "--help")  # imports what it takes
+    ask.look_at_vllm("--help")  # imports what it takes
     from continuum_connector.vllm import planned  # noqa: F401
 
     preload()
@@ -47,7 +47,7 @@ def main() -> None:
             os.waitpid(child, 0)
             continue
         os.environ.update(environ)
-        os.write(out, (json.dumps(ask.read_words((ask.KV, *words)), default=str) + "\n").encode())
+        os.write(out, (json.dumps(ask.read_words(words), default=str) + "\n").encode())
         os._exit(0)
 
 

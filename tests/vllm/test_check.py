@@ -203,7 +203,8 @@ def said_by_vllm() -> list[dict[str, str]]:
     code = """
 import json, sys
 from continuum_connector.vllm import about
-print(json.dumps([about.read_by_vllm(words)[1] for words in json.loads(sys.argv[1])], default=str))
+found = [about.read_by_vllm(words, ["model"])[1] for words in json.loads(sys.argv[1])]
+print(json.dumps(found, default=str))
 """
     words = json.dumps([each for each, _, _ in COMMANDS])
     command = [sys.executable, "-W", "ignore", "-c", code, words]

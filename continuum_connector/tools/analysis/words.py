@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from continuum_connector.errors import shown
@@ -83,9 +83,9 @@ COPIED = {
 }
 
 
-def told(record: Record) -> Iterator[Line]:
-    """The lines that describe a record; none for an event that we do not know."""
-    yield from (Line(record, *said) for said in _told(record["event"], record))
+def told(records: Iterable[Record]) -> Iterator[Line]:
+    """The lines that describe each record; none for an event that we do not know."""
+    return (Line(each, *said) for each in records for said in _told(each["event"], each))
 
 
 def _told(event: str, record: Record) -> Said:

@@ -28,13 +28,13 @@ from continuum_connector.errors import TransferError
 
 def look_at_vllm(*words: str) -> dict[str, Any]:
     """The fields of `VllmSeen`; "trouble" where vLLM or our plugin cannot be imported. `words`: the
-    options of `vllm serve`, for vLLM itself to read; the model's KV cache only if `KV` is first."""
+    options of `vllm serve`, for vLLM itself to read and to make the model's KV cache of."""
     if importlib.util.find_spec("vllm") is None:
         return {}
     os.environ |= OFFLINE
     real = {}  # what it really serves on
     try:
-        if words[:1] == (KV,):  # make vLLM believe in a GPU, if this release has what that takes
+        if words:  # make vLLM believe in a GPU, if this release has what that takes
             with contextlib.suppress(ImportError, AttributeError):
                 from continuum_connector.vllm import pretend
 
@@ -62,11 +62,11 @@ OFFLINE = {
 
 def read_words(words: Sequence[str]) -> dict[str, Any]:
     """What vLLM's parser says of the options, and what its engine would make of them."""
+    from continuum_connector.tools.checks.plan import Options
     from continuum_connector.vllm import about
 
-    has_model = words[0] == KV
-    options, found = about.read_by_vllm(words[1:] if has_model else words)
-    if options is None or not has_model:
+    options, found = about.read_by_vllm(words, Options.__dataclass_fields__)
+    if options is None:
         return found
     try:
         from continuum_connector.vllm import planned
@@ -78,9 +78,6 @@ def read_words(words: Sequence[str]) -> dict[str, Any]:
         return found | {"refused": str(why)}
     except planned.NotSeenError as why:
         return found | {"not_seen": str(why)}
-
-
-KV = "--continuum-kv"  # no option of vLLM's
 
 
 def look_at_cuda() -> dict[str, Any]:

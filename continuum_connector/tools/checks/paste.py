@@ -634,12 +634,11 @@ def _assign(words: list[str], script: Script) -> None:
     """What a command leaves for those behind it; what stands before a program is its alone."""
     words = [*dropwhile(("then", "do", "else", "{").__contains__, words)] or [""]
     rest = words[1:] if words[0] in ("export", "declare", "set") else words
-    found = [*takewhile(bool, map(ASSIGNMENT.fullmatch, rest))]
-    script.assigned.update(match[1] for match in found if match)
+    found = [match for match in takewhile(bool, map(ASSIGNMENT.fullmatch, rest)) if match]
+    script.assigned.update(match[1] for match in found)
     for match in found if rest is not words or len(found) == len(words) else ():
-        if match:
-            adds = match[0][len(match[1])] == "+"
-            script.known[match[1]] = adds * script.known.get(match[1], "") + match[2]
+        adds = match[0][len(match[1])] == "+"
+        script.known[match[1]] = adds * script.known.get(match[1], "") + match[2]
     for word in words[1:] if words[0] == "unset" else ():
         script.known.pop(word, None)
 

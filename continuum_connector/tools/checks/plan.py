@@ -22,19 +22,11 @@ from continuum_connector.vllm.proven import why_replaced
 
 DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME}
 _DOTTED = re.compile(r"--kv-transfer-config\.([\w.]+)")
-_SHORT = {
-    "tensor_parallel_size": "-tp",
-    "pipeline_parallel_size": "-pp",
-    "data_parallel_size": "-dp",
-    "prefill_context_parallel_size": "-pcp",
-    "decode_context_parallel_size": "-dcp",
-    "data_parallel_size_local": "-dpl",
-    "data_parallel_rank": "-dpn",
-    "nnodes": "-n",
-    "data_parallel_external_lb": "-dpe",
-    "data_parallel_multi_port_external_lb": "-dpm",
-    "speculative_config": "-sc",
-}
+
+
+def _short(name: str, default: Any) -> Any:
+    """An option that has a short name, too."""
+    return field(default=default, metadata={"short": name})
 
 
 @dataclass(frozen=True)
@@ -47,18 +39,18 @@ class Options:
     scheduler_cls: str = ""
     kv_cache_dtype: str = "auto"
     kv_offloading_size: float | None = None
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    prefill_context_parallel_size: int = 1
-    decode_context_parallel_size: int = 1
-    data_parallel_size: int = 1
-    data_parallel_size_local: int | None = None
-    data_parallel_rank: int | None = None
-    data_parallel_external_lb: bool = False
-    data_parallel_multi_port_external_lb: bool = False
-    nnodes: int = 1
+    tensor_parallel_size: int = _short("-tp", 1)
+    pipeline_parallel_size: int = _short("-pp", 1)
+    prefill_context_parallel_size: int = _short("-pcp", 1)
+    decode_context_parallel_size: int = _short("-dcp", 1)
+    data_parallel_size: int = _short("-dp", 1)
+    data_parallel_size_local: int | None = _short("-dpl", None)
+    data_parallel_rank: int | None = _short("-dpn", None)
+    data_parallel_external_lb: bool = _short("-dpe", False)
+    data_parallel_multi_port_external_lb: bool = _short("-dpm", False)
+    nnodes: int = _short("-n", 1)
     distributed_executor_backend: str = "mp"
-    speculative_config: Any = None
+    speculative_config: Any = field(default=None, metadata={"short": "-sc"})
     spec_method: str = ""
     enable_lora: bool = False
     enable_cumem_allocator: bool = False
@@ -225,7 +217,7 @@ def _parser() -> _Parser:
     for name in ("--model-tag", "--config", "--kv-transfer-config"):
         parser.add_argument(name)
     for each in fields(Options):
-        names = [f"--{each.name.replace('_', '-')}", *filter(None, [_SHORT.get(each.name)])]
+        names = [f"--{each.name.replace('_', '-')}", *each.metadata.values()]
         how: dict[str, Any] = {}
         if each.name == "middleware":
             how["action"] = "append"

@@ -10,11 +10,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from continuum_connector.errors import ToldError
 from continuum_connector.tools.checks import disk, gpu, memory, model, serving
-from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
 from continuum_connector.tools.checks.machine import CudaSeen, Machine, VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import Plan, as_vllm_reads, planned
@@ -87,7 +86,7 @@ def check(
 def look(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Every line, in the order in which a server would meet what they are about. Takes seconds,
     because another process imports vLLM."""
-    vllm = machine.see("vllm", VllmSeen, *((KV, *plan.words) if plan.words else ()))
+    vllm = machine.see("vllm", VllmSeen, *plan.words)
     cuda = machine.see("cuda", CudaSeen)
     plan = as_vllm_reads(plan, vllm.options, machine.environ)
     yield from serving.lines(machine, plan, vllm)
@@ -99,10 +98,8 @@ def look(machine: Machine, plan: Plan) -> Iterator[Line]:
 
 def show(console: Console, lines: list[Line]) -> None:
     """Print a table on a terminal; into a pipe, one text line per finding, with its cure."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    names = Column(no_wrap=True), Column(no_wrap=True)
+    table = Table.grid(*names, Column(overflow="fold"), padding=(0, 2))
     for line in lines:
         word = line.verdict.value
         if console.is_terminal:

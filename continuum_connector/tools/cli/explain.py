@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from continuum_connector.errors import ToldError, shown
 from continuum_connector.tools.analysis.source import Record, Source, count, number, text, tiers
-from continuum_connector.tools.analysis.words import Line, seconds
-from continuum_connector.tools.analysis.words import told as lines_of
+from continuum_connector.tools.analysis.words import seconds, told
 from continuum_connector.tools.cli.terminal import terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
@@ -46,15 +45,12 @@ def explain(
         return
     life = find(source, program)
     if as_json:
-        told = [
-            {
-                "seconds": each.record["now"] - life[0]["now"],
-                "text": each.text,
-                "record": each.record,
-            }
-            for each in lines(life)
+        begin = life[0]["now"]
+        lines = [
+            {"seconds": each.record["now"] - begin, "text": each.text, "record": each.record}
+            for each in told(life)
         ]
-        print(json.dumps(told, indent=1))
+        print(json.dumps(lines, indent=1))
         return
     console = terminal()
     console.print(_head(life))
@@ -154,12 +150,10 @@ def _head(life: list[Record]) -> Text:
 
 def _timeline(life: list[Record]) -> Table:
     """A table of time, turn and what happened."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    times = Column(justify="right", no_wrap=True)
+    table = Table.grid(times, Column(no_wrap=True), Column(overflow="fold"), padding=(0, 2))
     turn_before = 0
-    for line in lines(life):
+    for line in told(life):
         # No turn begins with an event of every program, or one of an older turn.
         is_own = line.record["event"] not in (*EVERYBODY, "outcome")
         turn = count(line.record, "turn") * is_own or turn_before
@@ -172,11 +166,6 @@ def _timeline(life: list[Record]) -> Table:
     return table
 
 
-def lines(life: list[Record]) -> list[Line]:
-    """Every line of the life."""
-    return [line for record in life for line in lines_of(record)]
-
-
 # --- every decision -------------------------------------------------------------------------
 MAX_OPEN = 100_000  # decisions that wait for their outcome; beyond, the oldest counts as open
 LIST = "{:>9} {:<{room}} {:>4} {:>8} {:<17} {:<12} {}"  # 80 columns, with a name of 16 characters
@@ -187,15 +176,15 @@ Pair = tuple[Record, Record | None]
 
 def _list(source: Source, as_json: bool) -> None:
     """Print every decision with its outcome, in the order of the decisions."""
-    told = decisions(source.records())
+    pairs = decisions(source.records())
     if as_json:
-        for decision, outcome in told:
+        for decision, outcome in pairs:
             print(json.dumps({"decision": decision, "outcome": outcome}))
         return
     # A pipe has room for more than there is.
     columns, since = shutil.get_terminal_size(fallback=(10_000, 24)).columns, None
     of_name = min(max(16, columns - 64), WIDEST)
-    for decision, outcome in told:
+    for decision, outcome in pairs:
         if since is None:
             since = decision["now"]
             names = ("time", "program", "turn", "tokens", "decided", "outcome", "saved")

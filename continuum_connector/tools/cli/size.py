@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from continuum_connector.errors import ToldError
 from continuum_connector.memory import parse_bytes
 from continuum_connector.memory import size as text_of
 from continuum_connector.tools.checks import model as models
-from continuum_connector.tools.checks.ask import KV
 from continuum_connector.tools.checks.line import several
 from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
@@ -108,10 +107,9 @@ def size(
     if below is not None and found.dram_bytes:
         more, said = disk_rows(load, has, below, drive)
         lines += [("", "", ""), *more]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, justify="right", style="bold")
-    table.add_column(overflow="fold", style="dim")
+    amounts = Column(no_wrap=True, justify="right", style="bold")
+    reasons = Column(overflow="fold", style="dim")
+    table = Table.grid(Column(no_wrap=True), amounts, reasons, padding=(0, 2))
     for line in lines:
         table.add_row(*map(name, line))
     console = terminal()
@@ -183,7 +181,7 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
         raise ToldError(f"{plan.why_no_server}; paste all of `vllm serve MODEL ...`")
     machine = this_machine(environ)
     with looking():
-        seen = machine.see("vllm", VllmSeen, KV, *plan.words)
+        seen = machine.see("vllm", VllmSeen, *plan.words)
     plan = as_vllm_reads(plan, seen.options, environ)
     if plan.unknown:
         shown = ", ".join(plan.unknown)[:200]
@@ -206,6 +204,8 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
             f"not seen: vLLM {seen.version} cannot say here what is kept ({seen.not_seen[:300]}); "
             "give --bytes-per-token instead"
         )
+    if not plan.model:
+        raise ToldError("no model is named; give --model, or --bytes-per-token instead")
     try:
         config = models.read_model_config(plan.model, environ)
         token = models.read_shape(config, plan.kv_cache_dtype).context_bytes(
@@ -342,17 +342,14 @@ def disk_rows(load: Load, dram_bytes: int, below: Overflow, drive: float) -> tup
     if not below.disk_bytes:
         none = ("disk_bytes", "0 GiB", f"{FILL:.0%} of the DRAM there is holds all")
         return [share, none], f"Serve with {setting}: no disk is needed."
+    written = f"{below.written / 1e12:.2f} TB/day"
     lines = [
         share,
         ("disk_bytes", _gib(below.disk_bytes), f"live KV / {FILL:g}, rounded up"),
         ("disk reads", f"{below.reads / 1e9:.2f} GB/s", "turns not in DRAM x context"),
         ("one read", f"{below.read_s:.2f} s", f"a context at {drive:g} GB/s"),
         ("not computed", f"{below.tokens:,.0f}/s", "prompt tokens, if all is written"),
-        (
-            "disk writes",
-            f"{below.written / 1e12:.2f} TB/day",
-            f"all of it: turns x {load.new_tokens:,} new",
-        ),
+        ("disk writes", written, f"all of it: turns x {load.new_tokens:,} new"),
     ]
     setting += f" CONTINUUM_DISK_PATH=FOLDER {_setting('DISK', below.disk_bytes)}"
     budget = "the default disk_write_budget, disk_bytes a day, covers "

@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from continuum_connector.errors import ToldError, shown
@@ -144,9 +144,8 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
         last = f"{added.at:.0f} s"
         _about(head, now, num_engines)
         for rows in (_shares(now, added, num_engines), _rates(now, added)):
-            table = Table.grid(padding=(0, 1))
-            table.add_column(width=11, style="bold", no_wrap=True)
-            table.add_column(ratio=1, overflow="fold")
+            names = Column(width=11, style="bold", no_wrap=True)
+            table = Table.grid(names, Column(ratio=1, overflow="fold"), padding=(0, 1))
             for row, facts in rows.items():
                 if facts:
                     table.add_row(row, "  ".join(filter(None, facts)))
