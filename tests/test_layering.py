@@ -267,6 +267,20 @@ def test_the_rules_allow_no_circle() -> None:
     assert all(not MAY_IMPORT[leaf] for leaf in LEAVES)
 
 
+def test_the_scheduler_half_has_six_floors() -> None:
+    """As many files import each other in a row: who reads one climbs no further down."""
+    half = {name: imports(tree) for name, tree in TREES.items() if name.startswith("scheduler/")}
+    below = {
+        name: {m.removeprefix("continuum_connector.").replace(".", "/") + ".py" for m in found}
+        for name, found in half.items()
+    }
+
+    def floor(name: str) -> int:
+        return 1 + max((floor(each) for each in below[name] if each in below), default=0)
+
+    assert max(map(floor, below)) == floor("scheduler/scheduler.py") == 6
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_vllm_and_torch_stay_where_they_belong(name: str) -> None:
     tops = {module.split(".")[0] for module in imports(TREES[name])}
