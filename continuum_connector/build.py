@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -251,25 +251,6 @@ def _disk_plan(
         write_budget=-(-budget * ranks[0] // ranks[1]),  # rounded up: 0 would be no bound
         costs=costs,
     )
-
-
-def blocks_needed(call: Mapping[str, Any], side: SchedulerSide) -> int:
-    """Return a lower bound of the blocks that a waiting request's allocation takes.
-
-    `call`: the arguments of KVCacheManager.allocate_slots. Full-attention groups count, and one
-    block for each group of states; what a window or a chunk needs depends on what may be skipped.
-    A request that holds blocks may hold more than its computed tokens fill, as after a load that
-    failed half way.
-    """
-    request, groups = call["request"], side.groups
-    if request.num_computed_tokens:
-        return 1
-    found = call.get("num_new_computed_tokens", 0)
-    total = found + call.get("num_external_computed_tokens", 0) + call["num_new_tokens"]
-    if call.get("full_sequence_must_fit"):
-        total = max(total, request.num_tokens)
-    num_full = groups.num_full_blocks(total) - groups.num_full_blocks(found)
-    return max(1, num_full + groups.num_states)
 
 
 # --- how many slots a rank has for blocks in DRAM, how large they are, the line about it ----

@@ -146,7 +146,6 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
         )
         self._steps, self._tier = side.steps, side.tier
         self._epochs = self._steps.epochs
-        self._turns, self._records = side.turns, side.records
         self._step_trace = side.step_trace
         if self.config.trace_steps_s:  # in the hook's place, so that it costs nobody else anything
             self.build_connector_meta = self._traced_meta  # type: ignore[method-assign]

@@ -1,1 +1,1 @@
-"""WHAT IT COSTS, in seconds: tool calls, prefill, loads, queueing. Measured while serving."""
+"""WHAT IT COSTS, in seconds: prefill, copies, queueing, a held block. Measured while serving."""

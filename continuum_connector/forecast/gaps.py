@@ -1,4 +1,5 @@
-"""Gaps: the time from the end of a program's turn to the arrival of its next one.
+"""Gaps: the time from the end of a program's turn to the arrival of its next one. It follows those
+that are open, and teaches both of these by them.
 
 ToolTimes: how long a program is away, by what its turn asked for; learned while serving. It is a
 tree of survival curves: tool -> all tools -> every gap -> a prior, and people -> every gap. Each
@@ -85,7 +86,7 @@ FEW = 8.0
 PRIOR_WEIGHT = FEW
 
 # Agents have tens of tools, a shell some hundred commands. Beyond this, tools are forgotten
-# (touch_and_evict).
+# (touch_and_evict), in either table.
 MAX_TOOLS = 256
 _TOLERANCE = 0.01
 _MAX_NAME = 100  # characters; longer names are cut
@@ -239,7 +240,6 @@ def touch_and_evict(
 
 
 MAX_RECORDS = 1000  # the most recent of a tool: ten times what the paper needs (its K = 100)
-MAX_TOOLS = 256
 
 
 class _Window:

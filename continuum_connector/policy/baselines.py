@@ -1,4 +1,5 @@
-"""Policies by name, and baselines: rules to compare with, of forerunners of this code and others.
+"""Policies by name (MAKERS), and those to compare with: stock vLLM, LMCache's rule, Continuum's
+released code and the rule of its paper.
 
 Stock keeps nothing beyond what vLLM's own prefix cache keeps.
 
@@ -21,8 +22,8 @@ this policy, not against stock vLLM.
 Continuum's rule, as its paper has it (arXiv:2511.02230, sections 4.1, 4.2, Algorithm 1):
 
 Equation 2: the TTL is argmax over tau of P(tau, f) * (T * eta + PrefillReload(r)) - tau, over
-tau = 0 and the recorded durations of tool f. All terms are in seconds; the turn's
-room, MemUsage(r) / M, is common to benefit and cost and cancels.
+tau = 0 and the recorded durations of tool f. All terms are in seconds; the turn's room,
+MemUsage(r) / M, is common to benefit and cost and cancels.
 
 - P is the empirical CDF of tool f where more than K of its calls are known, that of all tools
   where more than K calls are known at all.

@@ -392,7 +392,7 @@ class ProgramTable:
         `block_hashes` are those of prompt and output, by which the program can be recognised
         without an id from now on. The first `num_prompt_blocks` are the prompt's own, which has
         `num_prompt_tokens`; `answer` has the output's. A turn whose output is lost has none. A
-        stray turn leaves no trace (Turn.strays).
+        stray turn leaves no trace (strays, in turns.py).
         """
         program.num_active -= 1
         if program.num_turns == 1:

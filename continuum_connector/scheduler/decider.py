@@ -1,7 +1,7 @@
 """Decider: tells the policy what is known of a finished turn, and learns from what follows.
 
-It owns what is learned while serving: how long tool calls take, and what prefill, loads and
-queueing cost. The hook that sees an event reports it here.
+It asks the policy, and teaches Gaps and Costs what turns and transfers show. What steps and waits
+show, others tell Costs themselves.
 
 DramWorth: what a program's blocks in DRAM are worth, as the policy sees it.
 """
@@ -194,8 +194,8 @@ class Decider:
             self.away.left(program, asked, now)
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
-        self.away.ended(program.key, now)
         if not program.num_active:  # else other conversations of its id go on
+            self.away.ended(program.key, now)
             program.rest()
         num_new = program.counts(num_turns)
         # A single request without a name that no turn followed is a question, not a program.
@@ -231,7 +231,10 @@ class DramWorth:
             since = program.left_at(last_used)
             gap = None if since is None else self._away.forecast_since(key, since)
             last_used = last_used if since is None else since
-            is_in_use = gap is None and program.num_active > 0  # as far as anybody can tell
+            # As far as anybody can tell. What the program no longer knows, although it knows what
+            # others of its turns left, goes by its own last use, whatever else the program does.
+            is_known = since is not None or not program.left
+            is_in_use = gap is None and is_known and program.num_active > 0
             resident = Resident(
                 program=key,
                 arrival=program.arrival,

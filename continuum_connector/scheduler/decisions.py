@@ -1,6 +1,7 @@
 """Decisions: ask the policy what to do with a finished turn, then do it.
 
-The policy sees a snapshot: the state of VRAM, DRAM and the queue at this moment.
+The policy sees a snapshot: the state of VRAM, DRAM and the queue at this moment. Snapshots takes
+it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@ below VRAM are forgotten at once. VRAM's own prefix cache is vLLM's. If nobody e
 continue with KV of the old weights; we only make sure that none of that KV is kept for later,
 neither by a pin nor in DRAM. If vLLM refuses a reset because turns run, we empty the prefix cache
 except for the blocks of those turns (resets.py).
+
+AdapterNames: when a LoRA adapter's name comes to mean another adapter, which begins an epoch, too.
 """
 
 from __future__ import annotations

@@ -16,14 +16,6 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.messages import BlockIds
 
 
-class Block(Protocol):
-    """The part of vLLM's KVCacheBlock we read."""
-
-    block_id: int
-    ref_cnt: int
-    block_hash: Any
-
-
 class BlockPool(Protocol):
     """The part of vLLM's BlockPool we use (v1/core/block_pool.py)."""
 

@@ -1,4 +1,4 @@
-"""Retention: the life of a pin, from the decision to its one end. PinTable: the pins that live.
+"""Retention: the life of a pin, from the decision to its one end.
 
 A pin is a preference, never a lock (law 1): it has a deadline and an owner, and the cheapest gives
 way first when a request needs the room. Retention owns the table and the pins' holds. All pins
@@ -7,138 +7,18 @@ begin and end there, so that blocks, metrics, trace, queue order and the next wa
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from continuum_connector.errors import InvariantError
 from continuum_connector.policy.base import Pin
 from continuum_connector.programs.continuation import TO_ITS_END, UNKNOWN
-from continuum_connector.programs.program import MAX_LEFT, Program
+from continuum_connector.programs.program import Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
-from continuum_connector.scheduler.lazy_heap import LazyHeap
 from continuum_connector.scheduler.queue import Queues
 from continuum_connector.scheduler.records import Records
-from continuum_connector.scheduler.turns import LivePin, PinEnd, State, Turn
-
-
-class PinTable:
-    """Pins by program, deadline and rank; every operation is O(log pins), or O(pins of a program),
-    which are few."""
-
-    def __init__(self) -> None:
-        self._pins: OrderedDict[LivePin, None] = OrderedDict()
-        self._of_program: dict[str, list[LivePin]] = {}  # the newest last
-        self._by_deadline: LazyHeap[LivePin] = LazyHeap()
-        self._by_rank: LazyHeap[LivePin] = LazyHeap()
-
-    def __len__(self) -> int:
-        return len(self._pins)
-
-    def __iter__(self) -> Iterator[LivePin]:
-        return iter(list(self._pins))
-
-    def __contains__(self, program: str) -> bool:
-        return program in self._of_program
-
-    def of(self, program: str) -> Sequence[LivePin]:
-        """The program's pins, the newest last."""
-        return tuple(self._of_program.get(program, ()))
-
-    def add(self, pin: LivePin) -> None:
-        self._pins[pin] = None
-        self._of_program.setdefault(pin.program, []).append(pin)
-        self._queue(pin)
-
-    def remove(self, pin: LivePin, cause: PinEnd) -> None:
-        """Forget the pin and note why; its hold is the caller's to release."""
-        if pin.ended is not None or pin not in self._pins:
-            raise InvariantError(
-                f"pin of {pin.program!r} ended twice: {pin.ended}, now {cause.value}"
-            )
-        del self._pins[pin]
-        pins = self._of_program[pin.program]
-        pins.remove(pin)
-        if not pins:
-            del self._of_program[pin.program]
-        pin.end(cause)
-        self._by_deadline.discard(pin)
-        self._by_rank.discard(pin)
-
-    def expect(self, pin: LivePin, turn: Turn) -> None:
-        """The program's next turn has arrived: the pin cannot expire while it waits."""
-        pin.waiting[turn] = None
-        self._queue(pin)
-
-    def unexpect(self, pin: LivePin, turn: Turn) -> None:
-        """That turn went away without taking the pin: its deadline counts again."""
-        pin.waiting.pop(turn, None)
-        self._queue(pin)
-
-    def make_wish(self, pin: LivePin) -> None:
-        """From now on only its client wants the pin: it gives way before all that are no wish."""
-        pin.make_wish()
-        self._queue(pin)
-
-    def revalue(self, pin: LivePin, value: float) -> None:
-        """Give the pin a new worth; -inf: it is only a client's wish."""
-        pin.revalue(value)
-        self._queue(pin)
-
-    def least_recent(self, number: int) -> list[LivePin]:
-        """Up to `number` pins in turn, so that each is returned as often as any other."""
-        pins = list(itertools.islice(self._pins, number))
-        for pin in pins:
-            self._pins.move_to_end(pin)
-        return pins
-
-    def due(self, now: float) -> list[LivePin]:
-        """The pins whose deadline has passed, or the time for which the policy wanted them;
-        earliest first. They stay registered.
-
-        An idle engine takes no steps, so deadlines pass unseen; call this before every
-        lookup. Cost grows with the number of pins that are due, not with those held.
-        """
-        found = []
-        while (entry := self._by_deadline.first()) and entry[0][0] <= now:
-            self._by_deadline.discard(entry[1])
-            found.append(entry[1])
-        return found
-
-    def next_deadline(self) -> float:
-        """The earliest time at which a pin is due, or infinity."""
-        entry = self._by_deadline.first()
-        return entry[0][0] if entry else math.inf
-
-    def cheapest_first(self) -> Generator[LivePin, None, None]:
-        """Pins in the order in which they give way; those that a turn came back for are last.
-
-        O(log pins) per pin taken. The iterator must be exhausted or closed before the
-        table is used otherwise.
-        """
-        passed = []
-        try:
-            while entry := self._by_rank.first():
-                self._by_rank.discard(entry[1])
-                passed.append(entry)
-                yield entry[1]
-        finally:
-            for key, pin in passed:
-                if pin.ended is None:
-                    self._by_rank.push(key, pin)
-
-    def _queue(self, pin: LivePin) -> None:
-        is_returning = pin.is_returning
-        if is_returning:
-            self._by_deadline.discard(pin)
-        else:
-            self._by_deadline.push((pin.next_change,), pin)
-        is_last = is_returning and not pin.is_wish
-        self._by_rank.push((float(is_last), *pin.rank), pin)
+from continuum_connector.scheduler.turns import LivePin, PinEnd, PinTable, State, Turn
 
 
 class Retention:
@@ -187,8 +67,6 @@ class Retention:
         """
         hold = self.holds.take(blocks.blocks, blocks.ids)
         self.supersede(request, program, PinEnd.SUPERSEDED, now)
-        for old in self.pins.of(program.key)[: -MAX_LEFT + 1]:
-            self._end(old, PinEnd.SUPERSEDED, now)
         pin = LivePin(
             program=program.key,
             hold=hold,
@@ -263,8 +141,8 @@ class Retention:
 
     def end_program(self, program: str, now: float) -> None:
         """The program is over: end its pins, except those that a turn came back for."""
-        for pin in self.pins.of(program):
-            if not pin.is_returning:
+        for pin in self.pins:
+            if pin.program == program and not pin.is_returning:
                 self._end(pin, PinEnd.PROGRAM_DONE, now)
 
     def expire(self, now: float, before: Callable[[LivePin], None]) -> None:

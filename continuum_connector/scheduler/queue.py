@@ -1,5 +1,5 @@
 """ProgramQueue: which turn is admitted next. Stands in for vLLM's waiting queue.
-Queues: all of them in one engine.
+Queues: all of them in one engine. Front: a queue with some of its requests moved to its front.
 
 Preempted turns come first, the others by place (SchedulerSide.rank). A turn's place changes while
 it waits, when the pin that it came back for appears or ends. Only that turn is then ranked again,
@@ -33,12 +33,12 @@ class ProgramQueue:
         rank: Callable[[Any], Rank],
         holds: Callable[[Any], bool] | None = None,
         hides: Callable[[Any], bool] | None = None,
-        sets_aside: Callable[[str], bool] | None = None,
+        sets_aside: Callable[[Any], bool] | None = None,
         passes_over: Callable[[Any], bool] | None = None,
     ) -> None:
         """All four hide a request until `release`. `holds(request)`: whether a new request must
         wait at the gate. `hides(request)`: whether a request that vLLM puts back is hidden.
-        `sets_aside(request_id)`: whether such a request is hidden, but kept in order.
+        `sets_aside(request)`: whether such a request is hidden, but kept in order.
         `passes_over(request)`: whether the first in line is hidden before vLLM sees it."""
         self._rank = rank
         self._holds = holds
@@ -63,7 +63,7 @@ class ProgramQueue:
         """Put a preempted or skipped request back; its rank says where."""
         if self._hides is not None and self._hides(request):
             self._held[request.request_id] = request
-        elif self._sets_aside is not None and self._sets_aside(request.request_id):
+        elif self._sets_aside is not None and self._sets_aside(request):
             self._by_id[request.request_id] = request
             self._aside.push(self._rank(request), request)
         else:

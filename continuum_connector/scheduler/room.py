@@ -87,7 +87,7 @@ class Room:
         request's.
         """
         need = need if others_run else min(need, 1)
-        claim = self._claim(request_id, turn, bool(need) and others_run, priority, now)
+        claim = self._claim(turn, bool(need) and others_run, priority, now)
         own = [turn.pin] if turn is not None and turn.pin is not None else []
         taken, blocks = self._without_pins(attempt, request_id, need, own, claim)
         for pin in taken:
@@ -96,22 +96,19 @@ class Room:
             self._decider.blocked(now)
         return blocks
 
-    def _claim(
-        self, request_id: str, turn: Turn | None, can_wait: bool, priority: int, now: float
-    ) -> PinClaim:
+    def _claim(self, turn: Turn | None, can_wait: bool, priority: int, now: float) -> PinClaim:
         """A turn that was admitted before, as one after a load, holds blocks itself. It takes any
-        pin at once, because other turns may be waiting for its blocks."""
-        if turn is None:
-            return PinClaim(request_id)
-        is_early = now - turn.arrival < self._max_wait_s
+        pin at once, because other turns may be waiting for its blocks; so does one that we do not
+        know."""
+        is_new = turn is not None and not turn.is_admitted
+        is_early = turn is not None and now - turn.arrival < self._max_wait_s
         return PinClaim(
-            program=turn.program.key,
-            arrival=turn.program.arrival,
+            arrival=-math.inf if turn is None else turn.program.arrival,
             priority=priority,
-            is_patient=can_wait and is_early and not turn.is_admitted,
+            is_patient=can_wait and is_early and is_new,
             # This turn certainly waits: it loses a second per second, for lack of about that many
             # blocks.
-            price=1.0 / self._costs.mean_blocks,
+            price=0.0 if turn is None else 1.0 / self._costs.mean_blocks,
             worth_now=lambda pin: self._decider.worth_now(pin, now),
         )
 
@@ -209,10 +206,6 @@ def _takeable(
             return
 
 
-def _as_made(pin: LivePin) -> float:
-    return pin.rank[0]
-
-
 @dataclass(frozen=True)
 class PinClaim:
     """Which pins a turn may break. `arrival`: its program's, in monotonic seconds.
@@ -227,12 +220,11 @@ class PinClaim:
     give way.
     """
 
-    program: str
-    arrival: float = -math.inf
-    priority: int = 0
-    is_patient: bool = False
-    price: float = 0.0
-    worth_now: Callable[[LivePin], float] = _as_made
+    arrival: float
+    priority: int
+    is_patient: bool
+    price: float
+    worth_now: Callable[[LivePin], float]
 
     def may_take(self, pin: LivePin) -> bool:
         value, arrival = pin.rank[0], -pin.rank[1]

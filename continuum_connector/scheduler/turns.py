@@ -1,28 +1,26 @@
-"""The records of the scheduler half, and the tables that own them.
+"""Turn, LivePin, Absence: what the scheduler half knows of a request, of a pin and of a program
+that is away; and Turns, PinTable, Away: the one table of each.
 
-Turn: one request while vLLM knows it. LivePin: a finished turn that is held in VRAM. Absence: a
-program between two turns, with what was decided for the last one.
-
-Turns: the one table of all turns. It also answers what making room in DRAM asks of waiting turns.
-
-Away: the one table of absences. Each has a gap, from which we learn how long absences last, and a
-decision, of which we report how good it was. Decider and Outcomes end these. No other table knows
-which programs are away, and nothing else looks for programs that have fallen silent.
+Turns also answers what making room in DRAM asks of waiting turns. An absence has gaps, from which
+we learn how long absences last, and an OpenDecision, of which we report how good it was. Decider
+and Outcomes end these. No other table knows which programs are away, and nothing else looks for
+programs that have fallen silent.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import NamedTuple
 
 from msgspec import structs
 
+from continuum_connector.errors import InvariantError
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.gaps import Gap, Gaps
 from continuum_connector.policy.base import After
@@ -31,6 +29,7 @@ from continuum_connector.programs.program import MAX_LEFT, OVER_S, Identity, Pro
 from continuum_connector.scheduler.found import AgainstStock, Told
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
+from continuum_connector.scheduler.lazy_heap import LazyHeap
 from continuum_connector.toolcalls.formats import Asked, Ending
 
 _MAX_SILENT = 8  # per step, because after a quiet night thousands of programs may be over at once
@@ -221,7 +220,7 @@ class PinEnd(enum.Enum):
     RETURNED = "returned"  # the program's next turn took the blocks over
     EXPIRED = "expired"  # the tool call took longer than the TTL
     PRESSURE = "pressure"  # a request needed the room, or the budget was full
-    SUPERSEDED = "superseded"  # a turn that continues its chain ended; or too many newer pins
+    SUPERSEDED = "superseded"  # a turn that continues its chain ended
     PROGRAM_DONE = "program_done"  # the program's last turn ended
     RESET = "reset"  # the prefix cache was reset
     SWITCHED_OFF = "switched_off"  # an operator switched the connector off
@@ -281,17 +280,122 @@ class LivePin:
     def next_change(self) -> float:
         return self.deadline if self.is_wish else min(self.asked_from, self.deadline)
 
-    def revalue(self, value: float) -> None:
-        """It is worth so much now; -inf: it is only a client's wish."""
-        self.rank = (value, self.rank[1])
 
-    def make_wish(self) -> None:
-        """From now on only its client wants it."""
-        self.is_wish = True
-        self.revalue(-math.inf)
+class PinTable:
+    """Pins by program, deadline and rank; every operation is O(log pins), or O(pins of a program),
+    which are few."""
 
-    def end(self, cause: PinEnd) -> None:
-        self.ended = cause
+    def __init__(self) -> None:
+        self._pins: OrderedDict[LivePin, None] = OrderedDict()
+        self._of_program: dict[str, list[LivePin]] = {}  # the newest last
+        self._by_deadline: LazyHeap[LivePin] = LazyHeap()
+        self._by_rank: LazyHeap[LivePin] = LazyHeap()
+
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def __iter__(self) -> Iterator[LivePin]:
+        return iter(list(self._pins))
+
+    def __contains__(self, program: str) -> bool:
+        return program in self._of_program
+
+    def of(self, program: str) -> Sequence[LivePin]:
+        """The program's pins, the newest last; of more than MAX_LEFT the newest, as each turn that
+        arrives looks at all of them. The others hold what they hold until they end."""
+        return tuple(self._of_program.get(program, ())[-MAX_LEFT:])
+
+    def add(self, pin: LivePin) -> None:
+        self._pins[pin] = None
+        self._of_program.setdefault(pin.program, []).append(pin)
+        self._queue(pin)
+
+    def remove(self, pin: LivePin, cause: PinEnd) -> None:
+        """Forget the pin and note why; its hold is the caller's to release."""
+        if pin.ended is not None or pin not in self._pins:
+            raise InvariantError(
+                f"pin of {pin.program!r} ended twice: {pin.ended}, now {cause.value}"
+            )
+        del self._pins[pin]
+        pins = self._of_program[pin.program]
+        pins.remove(pin)
+        if not pins:
+            del self._of_program[pin.program]
+        pin.ended = cause
+        self._by_deadline.discard(pin)
+        self._by_rank.discard(pin)
+
+    def expect(self, pin: LivePin, turn: Turn) -> None:
+        """The program's next turn has arrived: the pin cannot expire while it waits."""
+        pin.waiting[turn] = None
+        self._queue(pin)
+
+    def unexpect(self, pin: LivePin, turn: Turn) -> None:
+        """That turn went away without taking the pin: its deadline counts again."""
+        pin.waiting.pop(turn, None)
+        self._queue(pin)
+
+    def make_wish(self, pin: LivePin) -> None:
+        """From now on only its client wants the pin: it gives way before all that are no wish."""
+        pin.is_wish = True
+        pin.rank = (-math.inf, pin.rank[1])
+        self._queue(pin)
+
+    def revalue(self, pin: LivePin, value: float) -> None:
+        """Give the pin a new worth; -inf: it is only a client's wish."""
+        pin.rank = (value, pin.rank[1])
+        self._queue(pin)
+
+    def least_recent(self, number: int) -> list[LivePin]:
+        """Up to `number` pins in turn, so that each is returned as often as any other."""
+        pins = list(itertools.islice(self._pins, number))
+        for pin in pins:
+            self._pins.move_to_end(pin)
+        return pins
+
+    def due(self, now: float) -> list[LivePin]:
+        """The pins whose deadline has passed, or the time for which the policy wanted them;
+        earliest first. They stay registered.
+
+        An idle engine takes no steps, so deadlines pass unseen; call this before every
+        lookup. Cost grows with the number of pins that are due, not with those held.
+        """
+        found = []
+        while (entry := self._by_deadline.first()) and entry[0][0] <= now:
+            self._by_deadline.discard(entry[1])
+            found.append(entry[1])
+        return found
+
+    def next_deadline(self) -> float:
+        """The earliest time at which a pin is due, or infinity."""
+        entry = self._by_deadline.first()
+        return entry[0][0] if entry else math.inf
+
+    def cheapest_first(self) -> Generator[LivePin, None, None]:
+        """Pins in the order in which they give way; those that a turn came back for are last.
+
+        O(log pins) per pin taken. The iterator must be exhausted or closed before the
+        table is used otherwise.
+        """
+        passed = []
+        try:
+            while entry := self._by_rank.first():
+                self._by_rank.discard(entry[1])
+                passed.append(entry)
+                yield entry[1]
+        finally:
+            for key, pin in passed:
+                if pin.ended is None:
+                    self._by_rank.push(key, pin)
+
+    def _queue(self, pin: LivePin) -> None:
+        is_returning = pin.is_returning
+        if is_returning:
+            self._by_deadline.discard(pin)
+        else:
+            self._by_deadline.push((pin.next_change,), pin)
+        is_last = is_returning and not pin.is_wish
+        self._by_rank.push((float(is_last), *pin.rank), pin)
 
 
 class Turns:
@@ -522,7 +626,7 @@ class Away:
         If the caller does not end an absence, for example because a pin lasts longer, the absence
         comes up again after all others.
         """
-        for absence in list(islice(self._absences.values(), _MAX_SILENT)):
+        for absence in list(itertools.islice(self._absences.values(), _MAX_SILENT)):
             if absence.since >= now - OVER_S:
                 return
             self._absences.move_to_end(absence.program.key)

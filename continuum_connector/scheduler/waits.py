@@ -144,9 +144,9 @@ class Bus:
         self._num_passed = 0  # in this step, or the last one
         self._level = Level(TIME_CONSTANT_S)  # of turns that load, or wait to
 
-    def __contains__(self, request_id: str) -> bool:
-        """Whether the turn waits."""
-        turn = self._turns.get(request_id)
+    def sets_aside(self, request: Any) -> bool:
+        """Whether the turn waits: it is hidden, but kept in order."""
+        turn = self._turns.get(request.request_id)
         return turn is not None and turn.num_wanted > 0
 
     def is_due(self) -> bool:
@@ -359,7 +359,7 @@ class Waits:
             rank,
             holds=is_held if self.gate.is_on and has_gate else None,
             hides=self.from_below.hides if self.from_below.is_on else None,
-            sets_aside=self.bus.__contains__,
+            sets_aside=self.bus.sets_aside,
             passes_over=self.adapters.passes_over if self.adapters.is_on else None,
         )
 

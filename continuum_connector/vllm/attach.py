@@ -1,9 +1,10 @@
 """Attach: puts our hooks into a subclass of the Scheduler that vLLM chose.
 
-The subclass does eight things: it names a request's program before the request is queued, queues
-turns in program order, lets turns in from the gate, counts those still there as no backlog, lines
-up preemption victims, retries a failed allocation while pins give way, forgets the hashes of blocks
-that a victim never computed, and begins a new epoch before the prefix cache is reset.
+The subclass names a request's program before it is queued, and queues turns in program order.
+Before each step it shows vLLM the turns that need not wait any more, ends loads that were lost, and
+lines up preemption victims. It retries a failed allocation while pins give way, forgets the hashes
+of blocks that a victim never computed, ends streaming sessions in order, and begins a new epoch
+before the prefix cache is reset. `reset_prefix_cache` also carries an operator's end of a program.
 Servers without our connector never see it: only a config that names our connector carries it, into
 the engine's process, and no class of vLLM is changed there.
 """

@@ -1,7 +1,8 @@
-"""Hooks: what one scheduler of vLLM's has of ours, for the subclass in attach.py to call.
+"""Hooks: all that is ours in one vLLM scheduler; the subclass in attach.py calls it.
 
-Allocation: vLLM's allocate_slots with pins that give way, in place only where it may fail. Order:
-which turn is admitted and which is preempted first. Resets are in resets.py.
+Allocation: vLLM's allocate_slots, in which pins give way, put in place only where it may fail.
+Order: which turn is admitted and which is preempted first. KvFirst, end_lost_loads: turns that wait
+with KV, and those that lost it. Resets are in resets.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from continuum_connector import build
+from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.queue import Front, ProgramQueue
 from continuum_connector.vllm import compat, probe
 from continuum_connector.vllm.resets import Resets
@@ -120,7 +121,7 @@ class Allocation:
         self._pins, groups = side.retention.holds, side.groups
         self._own = self._manager.allocate_slots
         self._rule = groups.rule
-        self._with_room = _with_room(self._own, scheduler, ours, groups.rule)
+        self._with_room = _with_room(self._own, scheduler, ours, groups)
         self._ours = ours
         self._num_blocks = groups.num_blocks
         self._lookahead = scheduler.num_lookahead_tokens
@@ -191,11 +192,11 @@ class Allocation:
 
 
 def _with_room(
-    allocate: Callable[..., Any], scheduler: Any, ours: Any, rule: Any
+    allocate: Callable[..., Any], scheduler: Any, ours: Any, groups: KvGroups
 ) -> Callable[..., Any]:
     """Wrap KVCacheManager.allocate_slots so that pins give way before it returns None. For a
     running turn, the spare blocks of running turns give way before the pins do."""
-    bind = _bound_arguments(allocate)
+    bind, rule = _bound_arguments(allocate), groups.rule
     if rule is not None:
         rule.give_way()
 
@@ -206,7 +207,7 @@ def _with_room(
             call = bind(request, *args, **kwargs)
             if rule is not None and rule.waits_for_step(call.get("new_computed_blocks")):
                 return None
-            need = build.blocks_needed(call, ours.side)
+            need = blocks_needed(call, groups)
         elif rule is not None:
             # Admitting a turn is not worth these few blocks, without which a context is not found.
             blocks = _without_spare(rule, attempt, scheduler)
@@ -220,6 +221,25 @@ def _with_room(
         return retry(request, args, kwargs) if blocks is None else blocks
 
     return allocate_slots
+
+
+def blocks_needed(call: Mapping[str, Any], groups: KvGroups) -> int:
+    """Return a lower bound of the blocks that a waiting request's allocation takes.
+
+    `call`: the arguments of KVCacheManager.allocate_slots. Full-attention groups count, and one
+    block for each group of states; what a window or a chunk needs depends on what may be skipped.
+    A request that holds blocks may hold more than its computed tokens fill, as after a load that
+    failed half way.
+    """
+    request = call["request"]
+    if request.num_computed_tokens:
+        return 1
+    found = call.get("num_new_computed_tokens", 0)
+    total = found + call.get("num_external_computed_tokens", 0) + call["num_new_tokens"]
+    if call.get("full_sequence_must_fit"):
+        total = max(total, request.num_tokens)
+    num_full = groups.num_full_blocks(total) - groups.num_full_blocks(found)
+    return max(1, num_full + groups.num_states)
 
 
 def _without_spare(rule: Any, attempt: Callable[[], Any], scheduler: Any) -> Any:

@@ -98,7 +98,7 @@ v1.core.kv_cache_manager:KVCacheBlocks | all | vllm/coordinator.py, vllm/resets.
   blocks
 v1.core.kv_cache_manager:KVCacheManager | all | connector.py, vllm/ | bind_kv_cache_manager (0.30)
   block_pool coordinator
-v1.core.kv_cache_manager:KVCacheManager | all | vllm/hooks.py, build.py | unpin_blocks: slower
+v1.core.kv_cache_manager:KVCacheManager | all | vllm/hooks.py | unpin_blocks: slower
   allocate_slots(request,num_new_tokens,new_computed_blocks,num_external_computed_tokens)
 v1.core.kv_cache_manager:KVCacheManager | all | vllm/resets.py | -
   free(request) get_blocks(request_id)

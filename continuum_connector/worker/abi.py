@@ -1,5 +1,5 @@
-"""The boundary to csrc/ckv.h: in ctypes its structs, signatures, and where the library is; in plain
-values what the worker asks of native.py and is told by it.
+"""The boundary to csrc/ckv.h: plain values, which native.py takes and returns; then ctypes, its
+structs and signatures, and how the library is found.
 
 Calls from a step take microseconds and keep the GIL (PyDLL): releasing it costs up to a switch
 interval if another thread wants it. Calls that block release it (CDLL), and so do those at the

@@ -89,8 +89,8 @@ def test_the_trace_has_one_line_for_each_decision_and_each_outcome(agents: VllmS
 
 def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) -> None:
     pytest.importorskip("typer")
-    from continuum_connector.tools.analysis import words
     from continuum_connector.tools.analysis.source import Source
+    from continuum_connector.tools.analysis.words import told
     from continuum_connector.tools.cli import analyze, explain
 
     play(agents, dialogs(2, rounds=3, first=200, tool=100))
@@ -120,12 +120,12 @@ def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) ->
     eventually(agrees)
     assert agents.metric("continuum:outcomes_total", decision_outcome="pin_in_time") > 0
     records = trace_of(agents)
-    assert all(list(words.told(record)) for record in records)
+    assert all(list(told([record])) for record in records)
     program = next(r["program"] for r in records if r["event"] == "outcome")
     life = explain.find(Source(path), program)
     own = [r for r in life if r.get("program") == program]
     assert own == [r for r in records if r.get("program") == program]
-    assert {line.record["event"] for line in explain.lines(life)} >= {"admit", "outcome"}
+    assert {line.record["event"] for line in told(life)} >= {"admit", "outcome"}
 
 
 def test_blocks_that_come_to_dram_are_announced_as_kv_events(

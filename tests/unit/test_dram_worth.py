@@ -42,6 +42,7 @@ class World:
                 arrival=at,
                 last_seen=50.0,
                 num_active=0,
+                left={},
                 left_at=lambda last_used, name=name: min(last_used, 50.0) if name == "a" else None,
             )
             for at, name in enumerate("abcd")
@@ -187,6 +188,19 @@ def test_what_is_the_same_for_all_programs_is_asked_once_when_room_is_made() -> 
         rank(name, 50.0)
     assert [each.queueing_s for each in world.seen] == pytest.approx([0.0, 4.0, 8.0, 12.0])
     assert world.num_levels == 1
+
+
+def test_what_a_busy_program_no_longer_knows_ranks_by_its_last_use() -> None:
+    """A client may send one id for all it does: what its turns left long ago is not in use for
+    ever."""
+    world = World()
+    program = world.programs["a"] = Program("a", IdentitySource.CLIENT, 0.0, last_seen=50.0)
+    program.leave(KEPT, None, None, 40.0)
+    program.num_active = 1
+    world.away.forecast_since = lambda *_: None
+    assert world.shown("a", 40.0).finished is None
+    shown = world.shown("a", 30.0)
+    assert (shown.finished, shown.last_used, shown.gap) == (30.0, 30.0, NO_FORECAST)
 
 
 def test_what_was_used_after_a_turn_is_what_that_turn_left() -> None:

@@ -149,14 +149,26 @@ def test_a_chain_that_many_newer_ones_do_not_continue_leaves_by_its_own_last_use
     (waits,) = index.order.current("a")
     for number in range(4):
         store(index, "a", keys(f"worker{number}", 2))
-        assert (waits in index.order.current("a")) == (number < 2)
-        assert len(index.order.current("a")) == min(number + 2, 3)
+        assert (waits in index.order.current("a")) == (number < 3)
+        assert len(index.order.current("a")) == min(number + 2, 4)
     store(index, "b", keys("b", 1))
     assert ready(index, keys("other", 2)) == 1
     assert ready(index, keys("waits", 2)) == ready(index, keys("worker0", 2)) == 2
     store(index, "b", keys("b2", 2))
     assert (ready(index, keys("other", 2)), ready(index, keys("waits", 2))) == (0, 1)
     assert ready(index, keys("worker0", 2)) == 2
+
+
+def test_all_of_a_program_that_is_over_leaves_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was let be, too."""
+    monkeypatch.setattr(chains, "MAX_BRANCHES", 1)
+    index = HostIndex(8)
+    store(index, "other", keys("other", 2))
+    for number in range(3):
+        store(index, "a", keys(f"worker{number}", 2))
+    index.demote_all("a")
+    store(index, "b", keys("b", 6))
+    assert ready(index, keys("other", 2)) == 2
 
 
 def test_a_chain_that_a_running_turn_has_stays_its_programs(
@@ -306,8 +318,8 @@ def test_a_program_of_a_thousand_branches_keeps_the_latest(monkeypatch: pytest.M
     for number in range(1000):
         looked_at.clear()
         store(index, "one", [*prompt, *keys(f"b{number}.", 1)])
-        assert len(looked_at) <= 4
-        assert len(index._claims.order.current("one")) <= 4
+        assert len(looked_at) <= 5
+        assert len(index._claims.order.current("one")) <= 5
     store(index, "other", keys("other", 1998))  # beside 1,002 there is room for all but ...
     kept = [ready(index, [*prompt, *keys(f"b{n}.", 1)]) for n in range(996, 1000)]
     assert kept == [3] * 4

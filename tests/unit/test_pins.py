@@ -13,8 +13,7 @@ from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Kept
 from continuum_connector.scheduler.holds import Hold, HoldTable
 from continuum_connector.scheduler.kv_groups import ids_of
-from continuum_connector.scheduler.pins import PinTable
-from continuum_connector.scheduler.turns import LivePin, PinEnd
+from continuum_connector.scheduler.turns import LivePin, PinEnd, PinTable
 from tests.fakes import FakeBlockPool, taken
 
 

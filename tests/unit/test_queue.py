@@ -215,7 +215,7 @@ def test_who_is_put_back_is_never_held() -> None:
 
 def test_who_is_set_aside_counts_and_is_not_shown_but_stands_in_order() -> None:
     aside = {"r0", "r1", "r2"}
-    queue = ProgramQueue(Ranks(), sets_aside=aside.__contains__)
+    queue = ProgramQueue(Ranks(), sets_aside=lambda request: request.request_id in aside)
     requests = [Waiting(f"r{i}", rank) for i, rank in enumerate((5, 3, 4, 9))]
     queue.prepend_requests(requests)
     assert (len(queue), queue.first_aside) == (4, ((3,), "r1"))
@@ -233,7 +233,10 @@ def test_who_is_set_aside_counts_and_is_not_shown_but_stands_in_order() -> None:
 
 def test_of_all_queues_the_first_set_aside_is_released_whichever_it_is_in() -> None:
     aside = {"r0", "r1", "r2"}
-    one, other = (ProgramQueue(Ranks(), sets_aside=aside.__contains__) for _ in range(2))
+    one, other = (
+        ProgramQueue(Ranks(), sets_aside=lambda request: request.request_id in aside)
+        for _ in range(2)
+    )
     one.prepend_requests([Waiting("r0", 5), Waiting("r1", 3)])
     other.prepend_request(Waiting("r2", 4))
     queues = Queues()

@@ -12,14 +12,13 @@ from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.holds import HoldTable
-from continuum_connector.scheduler.pins import PinTable
 from continuum_connector.scheduler.room import (
     MAX_IN_VAIN,
     MAX_SPARED,
     RETRY_STEPS,
     Room,
 )
-from continuum_connector.scheduler.turns import LivePin, PinEnd, Turn
+from continuum_connector.scheduler.turns import LivePin, PinEnd, PinTable, Turn
 from tests.fakes import FakeBlock, FakeBlockPool, taken
 
 DEAR = 2.0  # worth more than the wait of a turn that nobody knows, which is 0

@@ -315,8 +315,8 @@ def test_nobody_is_passed_by_a_turn_that_came_more_than_the_bound_later(
     claim = engine.side.room._claim
     patient: list[tuple[Any, float]] = []
 
-    def spied(request_id: str, turn: Any, can_wait: bool, priority: int, now: float) -> Any:
-        made = claim(request_id, turn, can_wait, priority, now)
+    def spied(turn: Any, can_wait: bool, priority: int, now: float) -> Any:
+        made = claim(turn, can_wait, priority, now)
         patient.extend([(turn, now)] if made.is_patient else [])
         return made
 

@@ -14,8 +14,8 @@ import pytest
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
-from continuum_connector import build
 from continuum_connector.scheduler.tiers.traffic import Kind
+from continuum_connector.vllm import hooks
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,
@@ -115,7 +115,7 @@ def test_while_nothing_runs_no_estimate_keeps_a_pin(
     engine.add("a1", 16 * 45, 1, seed=1, program="a")
     engine.run_until_idle()
     assert len(engine.connector.side.pins) == 1
-    monkeypatch.setattr(build, "blocks_needed", lambda *_: 10**9)
+    monkeypatch.setattr(hooks, "blocks_needed", lambda *_: 10**9)
     engine.add("b1", 16 * 30, 1, seed=2, program="b")
     assert finishes_soon(engine, "b1")
 

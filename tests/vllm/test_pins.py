@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler import pins
+from continuum_connector.scheduler import turns
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
 
@@ -114,13 +114,20 @@ def test_a_program_has_a_pin_for_each_context_that_it_has_left() -> None:
     assert [len(pin.blocks) for pin in engine.side.pins.of("job:p")] == [19, 15]
 
 
-def test_a_program_has_no_more_pins_than_may_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pins, "MAX_LEFT", 3)
+def test_no_more_pins_of_a_program_are_looked_at_than_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others stay: nothing continued them, and the turn that will finds their blocks."""
+    monkeypatch.setattr(turns, "MAX_LEFT", 3)
     engine = AgentEngine()
     for number in range(5):
         engine.run_turn(f"a{number}", 40, program="p", seed=number)
-    assert engine.ends() == {"superseded": 2}
-    assert engine.num_pins() == 3
+    assert engine.ends() == {}
+    assert (engine.num_pins(), len(engine.side.pins.of("job:p"))) == (5, 3)
+    engine.run_turn("b0", engine.next_prompt("a0", 20), program="p")
+    assert engine.cached["b0"][0] == 48
+    assert engine.side.end_program("job:p", engine.clock())
+    assert (engine.num_pins(), engine.pinned_blocks()) == (0, 0)
 
 
 @MODES

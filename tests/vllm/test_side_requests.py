@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench.common.known_costs import know
-from continuum_connector.programs.program import MAX_RESTING, OVER_S
+from continuum_connector.programs.program import MAX_LEFT, MAX_RESTING, OVER_S
 from continuum_connector.scheduler.tiers.chains import MAX_BRANCHES
 from continuum_connector.scheduler.turns import PinEnd
 from continuum_connector.toolcalls.formats import Asked, Ending
@@ -160,6 +160,52 @@ def test_an_agent_that_waits_for_many_workers_under_its_id_finds_what_it_finds_w
     num_workers = MAX_BRANCHES + 6
     shared = graph(ours(70, 200), one_id, num_workers)
     assert shared >= graph(ours(70, 200), nothing, num_workers) > 0
+
+
+@pytest.mark.parametrize("named", [itself, one_id], ids=["own", "shared"])
+def test_the_pin_of_an_agent_that_waits_for_many_workers_stays(named: Name) -> None:
+    engine = tiered(800, 0, config={"policy": "fixed_ttl", "ttl_s": 60, "max_pinned_fraction": 0.9})
+    turn(engine, "m0", prompt(400, seed=1), named("agent"))
+    for each in range(MAX_LEFT + 6):
+        later(engine, 0.1)
+        turn(engine, f"w{each}", prompt(90, seed=1000 + each), named(f"w{each}"))
+    for each in range(8):  # which take all that is free
+        turn(engine, f"f{each}", prompt(900, seed=5000 + each), None, final=True)
+    assert turn(engine, "m1", engine.next_prompt("m0", 15), named("agent")) == 400
+    check(engine)
+
+
+def test_what_an_id_left_that_is_always_busy_gives_way_to_others() -> None:
+    """All that its turns left but the newest is known no more, and leaves by its own last use."""
+    engine = ours(70, 500)
+    for each in range(MAX_LEFT + 20):
+        later(engine, 0.5)
+        turn(engine, f"w{each}", prompt(60, seed=1000 + each), "app")
+    engine.add("busy", prompt(40, seed=7), 2000, program="app")
+    for _ in range(3):
+        engine.step()
+    tier, now = engine.connector.side.tier, engine.clock()
+    order, rank = tier.index.order, tier.rank_at(now)
+    known = order.current("job:app")
+    let_be = [rank(each.program, each.last_used) for each in order if each not in known]
+    assert len(let_be) > 10
+    assert max(let_be) < -0.5 * MAX_LEFT, "seconds that the youngest of them is old"
+
+
+def test_a_last_turn_says_nothing_of_the_other_conversations_of_a_busy_id() -> None:
+    engine = ours(200, 200)
+    for each in range(5):
+        turn(engine, f"w{each}", prompt(60, seed=1000 + each), "app")
+        later(engine, 1.0)
+    engine.add("busy", prompt(40, seed=7), 2000, program="app")
+    for _ in range(3):
+        engine.step()
+    away = engine.connector.side.decider.away
+    others = list(engine.connector.side.programs.get("job:app").left)[:4]
+    engine.add("last", engine.next_prompt("w4", 20), 3, program="app", final=True)
+    engine.run_until_idle(until=lambda: "last" in engine.finish_reasons)
+    assert len(others) == 4
+    assert all(away.forecast_since("job:app", at) for at in others)
 
 
 def test_conversations_under_one_id_find_on_disk_what_they_find_without() -> None:

@@ -1,13 +1,12 @@
-"""SlotClaims: which chains claim which slots. EvictionOrder: in which order they let go.
+"""Chains: what each turn left in DRAM, and in which order it leaves.
 
-A program has one chain per branch, each with its own last use. A chain is superseded, and leaves
-before any live chain, once a turn continues it. Nothing else does that: what a turn leaves takes
-nothing from a chain that it does not continue.
-
-What finished programs left goes first, then what newer turns of their programs superseded, each
-oldest first; then chains that are lent, because a running turn has their blocks
-in VRAM and will store them anew, the latest first; then live chains by worth, which the caller
+EvictionOrder: what finished programs left goes first, then what newer turns of their programs
+superseded, each oldest first; then chains that are lent, because a running turn has their blocks in
+VRAM and will store them anew, the latest first; then live chains by worth, which the caller
 provides.
+
+SlotClaims: which chains claim which slots. A program has one chain per branch, each with its own
+last use. Only a turn that continues a chain supersedes it (law 8).
 
 Residence: how long what is stored stays in DRAM before it leaves for room.
 """
@@ -135,6 +134,11 @@ class EvictionOrder:
             self._live.pop(chain, None)
             self._lent.pop(chain, None)
             self._done[chain] = None
+
+    def demote_all(self, program: str) -> None:
+        """Nobody will continue any of the program's chains, those that were let be among them."""
+        wanted = itertools.chain(self._lent, self._live)
+        self.demote([chain for chain in wanted if chain.program == program])
 
     def lend(self, chain: Chain, request_id: str) -> None:
         """That turn runs and has the live chain's blocks in VRAM, until `take_back` or `use`."""
@@ -300,7 +304,7 @@ class SlotClaims:
             for each in older:
                 self._supersede(each)
             self._table.mark(present, False)
-            if len(current) - len(older) >= MAX_BRANCHES:
+            if len(current) - len(older) > MAX_BRANCHES:  # not those left by a store that failed
                 self.order.let_be(program)
         self.order.add(chain)
         return chain

@@ -116,35 +116,17 @@ class Finder:
     def forget(self, request_id: str) -> None:
         """The request is over."""
         self._promises.pop(request_id, None)
-        self._tickets.pop(request_id)
+        self._tickets.pop(request_id, None)
         self._cut.discard(request_id)
 
 
-class Remembered:
+class Remembered(OrderedDict[str, Tickets]):
     """The slots found for the requests that were asked about last."""
 
-    def __init__(self) -> None:
-        self._tickets: OrderedDict[str, Tickets] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._tickets)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._tickets
-
-    def pop(self, request_id: str) -> Tickets | None:
-        return self._tickets.pop(request_id, None)
-
-    def get(self, request_id: str) -> Tickets | None:
-        return self._tickets.get(request_id)
-
-    def clear(self) -> None:
-        self._tickets.clear()
-
     def put(self, request_id: str, tickets: Tickets) -> None:
-        self._tickets[request_id] = tickets
-        if len(self._tickets) > MAX_REMEMBERED:
-            self._tickets.popitem(last=False)
+        self[request_id] = tickets
+        if len(self) > MAX_REMEMBERED:
+            self.popitem(last=False)
 
 
 class Arrivals:
@@ -191,7 +173,7 @@ class EveryBlock:
         """Continue from where the last look ended, or from the first block that has left."""
         size, index, hashes = self._groups.hash_size, self._index, request.block_hashes
         first, end = start // size, self._groups.last_end(request.num_tokens) // size
-        tickets = self._tickets.pop(request.request_id)
+        tickets = self._tickets.pop(request.request_id, None)
         if tickets is None or known is None or known.start != start:
             tickets = NO_TICKETS
         elif known.num_lost != index.num_lost:
@@ -218,7 +200,7 @@ class EveryBlock:
         size = self._groups.hash_size
         first, last = start // size, hit // size
         blocks = np.array(block_ids[0][first:last], dtype=np.int32)
-        tickets = self._tickets.pop(request.request_id)
+        tickets = self._tickets.pop(request.request_id, None)
         if tickets is None:  # too many other requests were asked about since
             tickets = self._index.find(self._keys(request.block_hashes, first, last))
         return blocks, tickets[: len(blocks)]
@@ -259,7 +241,7 @@ class ByRule:
     def slots(
         self, request: Any, block_ids: Sequence[Sequence[int]], start: int, hit: int
     ) -> tuple[BlockIds, Tickets]:
-        self._tickets.pop(request.request_id)
+        self._tickets.pop(request.request_id, None)
         keys: list[Key] = []
         blocks: list[int] = []
         for group in self._groups:

@@ -227,7 +227,7 @@ class HostIndex:
 
     def demote_all(self, program: str) -> None:
         """All of the program's chains leave first."""
-        self.order.demote(self.order.current(program))
+        self.order.demote_all(program)
 
     def chains_of(self, program: str) -> Sequence[Chain]:
         """The program's live chains."""

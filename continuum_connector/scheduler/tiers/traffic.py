@@ -39,17 +39,6 @@ from continuum_connector.scheduler.holds import Hold, HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks, Flags, Key, Numbers
 
 
-@dataclass(frozen=True)
-class PlacesBelow:
-    """Slots of a memory below DRAM in the order of a chain, with each one's name and its place in
-    the chain, which is counted in such slots. `num_ahead`: blocks that it brings before these."""
-
-    slots: BlockIds
-    keys: Sequence[Key]
-    depths: Sequence[int]
-    num_ahead: int = 0
-
-
 class Kind(enum.Enum):
     # Members are singletons; Enum's own hash is a Python call, and each copy needs a dozen of them.
     __hash__ = object.__hash__
@@ -66,6 +55,17 @@ class TransferState(enum.Enum):
     DONE = "done"  # every rank has copied every block
     FAILED = "failed"  # a rank has not
     ABANDONED = "abandoned"  # the result is no longer wanted; still settles
+
+
+@dataclass(frozen=True)
+class PlacesBelow:
+    """Slots of a memory below DRAM in the order of a chain, with each one's name and its place in
+    the chain, which is counted in such slots. `num_ahead`: blocks that it brings before these."""
+
+    slots: BlockIds
+    keys: Sequence[Key]
+    depths: Sequence[int]
+    num_ahead: int = 0
 
 
 @dataclass(eq=False)
@@ -173,10 +173,20 @@ class TransferLedger:
         self, kind: Kind, program: str, places: PlacesBelow, slots: Numbers, now: float
     ) -> Transfer:
         """Queue a write of host `slots` to places below, or a read from there into them."""
-        transfer = Transfer(self._new_id(), kind, program, "", places.slots, slots, now)
-        transfer.keys, transfer.depths = tuple(places.keys), tuple(places.depths)
-        transfer.num_ahead = places.num_ahead
-        return self._admit(transfer)
+        return self._admit(
+            Transfer(
+                self._new_id(),
+                kind,
+                program,
+                "",
+                places.slots,
+                slots,
+                now,
+                keys=tuple(places.keys),
+                depths=tuple(places.depths),
+                num_ahead=places.num_ahead,
+            )
+        )
 
     def _admit(self, transfer: Transfer) -> Transfer:
         num_blocks, num_slots = len(transfer.blocks), len(transfer.slots)
@@ -332,8 +342,8 @@ class Deadlines:
 # How often an engine with nothing else to do checks whether a copy that hangs has ended; and
 # whether one below DRAM has, for which no request waits. If a request waits, it steps anyway.
 LOOK_S = 1.0
-TIMEOUT_S = 30.0  # after which a store or a load is cancelled
 BELOW_LOOK_S = 0.05
+TIMEOUT_S = 30.0  # after which a store or a load is cancelled
 BELOW = (Kind.WRITE, Kind.READ)
 
 
