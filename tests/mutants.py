@@ -205,6 +205,13 @@ MUTANTS = (
         "tests/unit/test_host_index_order.py",
     ),
     Mutant(
+        "dram: what a busy program no longer knows counts as in use",
+        "scheduler/decider.py",
+        "gap is None and is_known and program",
+        "gap is None and program",
+        "tests/unit/test_dram_worth.py",
+    ),
+    Mutant(
         "copies: one rank's word is enough",
         "scheduler/tiers/traffic.py",
         "            if transfer.outcome.num_ranks == self._world_size:\n",
