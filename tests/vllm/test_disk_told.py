@@ -72,7 +72,7 @@ class Told:
             summary.add(record)
         summary.finish()
         counted = {row.name: row.value for row in rows(summary) if "not read" in row.name}
-        said = [line.text for line in [*told(admit)][1:] if not line.text.startswith("of these")]
+        said = [line.text for line in [*told([admit])][1:] if not line.text.startswith("of these")]
         return answer, "; ".join(said), counted
 
 
