@@ -412,7 +412,7 @@ async def read_body(receive: Receive, max_bytes: int) -> bytes:
 
 
 def path_of(scope: Scope) -> str:
-    path: str = scope["path"]
+    path: str = scope.get("path", "")
     return path.removeprefix(scope.get("root_path", ""))
 
 

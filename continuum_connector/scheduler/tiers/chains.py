@@ -304,7 +304,7 @@ class SlotClaims:
             for each in older:
                 self._supersede(each)
             self._table.mark(present, False)
-            if len(current) - len(older) > MAX_BRANCHES:  # not those left by a store that failed
+            if len(current) - len(older) > MAX_BRANCHES:  # without this one: it may be withdrawn
                 self.order.let_be(program)
         self.order.add(chain)
         return chain
