@@ -102,8 +102,8 @@ MUTANTS = (
     Mutant(
         "below: who waits for what comes up is admitted without",
         "scheduler/waits.py",
-        "        turn.set_awaits_below(self._below.awaits(turn.request_id, now))\n",
-        "        turn.set_awaits_below(False)\n",
+        "        turn.awaits_below = self._below.awaits(turn.request_id, now)\n",
+        "        turn.awaits_below = False\n",
         "tests/vllm/test_below.py",
     ),
     Mutant(

@@ -65,6 +65,14 @@ NOT_OURS = {
     "vllm/resets.py": "_manager.free pool.get_num_free_blocks request.num_computed_tokens",
     "worker/abi.py": "function.argtypes function.restype",
 }
+# A turn is the one record of a request. Of its fields turns.py writes `state`, and `identity` once
+# its program is over; what else becomes of it is written where it is seen, each field in one place:
+TURN_IS_WRITTEN_IN = {
+    "scheduler/gate.py": "held_s is_let_in",
+    "scheduler/pins.py": "came_for taken",
+    "scheduler/scheduler.py": "epoch hit_tokens is_stray stock_tokens vram_tokens",
+    "scheduler/waits.py": "adapter awaits_below below num_wanted was_tried",
+}
 # Functions whose names ask, and which act: vLLM's names. It peeks into a queue only where `bool` of
 # it says so, so that is where those are hidden that must be passed over.
 ASKS_AND_ACTS = {
@@ -410,7 +418,16 @@ def test_nobody_plants_in_anothers_object() -> None:
     allowance is unused."""
     found = {name: planted(tree) for name, tree in TREES.items()}
     allowed = {name: {*targets.split()} for name, targets in NOT_OURS.items()}
+    for name, fields in TURN_IS_WRITTEN_IN.items():
+        allowed[name] = {f"turn.{field}" for field in fields.split()}
     assert {name: targets for name, targets in found.items() if targets} == allowed
+
+
+def test_each_field_of_a_turn_is_written_in_one_place() -> None:
+    fields = [field for own in TURN_IS_WRITTEN_IN.values() for field in own.split()]
+    assert len(fields) == len(set(fields))
+    own = {n.attr for n in _stored(TREES["scheduler/turns.py"]) if ast.unparse(n.value) == "turn"}
+    assert own == {"identity", "state"}
 
 
 def _acts(function: ast.AST, by_name: dict[str, ast.AST], seen: frozenset[str]) -> bool:

@@ -132,7 +132,7 @@ class Gate:
             if len(self._line) > 1 or self._why_now(held, num_known - 1, now) is None:
                 return True
             self.left(turn)
-        turn.let_in()
+        turn.is_let_in = True
         self._let_in(turn, num_tokens, not is_small, now)
         return False
 
@@ -222,7 +222,7 @@ class Gate:
             if turn.program is not first.program:
                 continue
             self.left(turn)
-            turn.let_in(now - held.since)
+            turn.is_let_in, turn.held_s = True, now - held.since
             self._account.count("gate_opened", label=because.value)
             self._account.observe("gate_wait_seconds", turn.held_s)
             self._let_in(turn, held.num_tokens, True, now)

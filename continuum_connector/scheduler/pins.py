@@ -102,7 +102,7 @@ class Retention:
         if pin is None or surest <= UNKNOWN:
             return False
         self.pins.expect(pin, turn)
-        turn.set_pin(pin)
+        turn.came_for = pin
         self._waker.set(self.pins.next_deadline())
         return True
 
@@ -115,7 +115,7 @@ class Retention:
         """
         if (awaited := turn.pin) is not None:
             self._end(awaited, PinEnd.RETURNED, now)
-            turn.take_over(awaited.blocks)
+            turn.taken = awaited.blocks
         for pin in self.pins.of(turn.program.key):
             if pin.started == turn.since and not pin.is_returning:
                 self.pins.revalue(pin, min(pin.rank[0], 0.0))

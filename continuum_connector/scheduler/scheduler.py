@@ -203,7 +203,9 @@ class SchedulerSide:
         self.waits.adapters.left(turn)
         if self.waits.from_below.must_wait(turn, request, now):
             return None, False
-        turn.note_vram_hit(num_vram_tokens, self._epochs.of_hit(num_vram_tokens))
+        turn.epoch = self._epochs.of_hit(num_vram_tokens)
+        if turn.state is State.WAITING:
+            turn.vram_tokens = num_vram_tokens
         num_tokens = self.tier.find(request, num_vram_tokens)
         if not num_tokens:
             return 0, False
@@ -218,7 +220,7 @@ class SchedulerSide:
         self.steps.note_change()
         turn = self.turns.get(request.request_id) or self.begin_turn(request, now)
         self.waits.adapters.allocated(turn, request, loads=num_external > 0)
-        turn.set_epoch(self._epochs.of_blocks(turn.epoch, request.request_id))
+        turn.epoch = self._epochs.of_blocks(turn.epoch, request.request_id)
         found = self._nothing_below
         if num_external:
             found = self.tier.load(turn.program.key, request, block_ids, num_external, now)
@@ -227,7 +229,8 @@ class SchedulerSide:
         if before is not State.RUNNING:  # else it has loaded, and now computes
             in_stock = self._stock.admitted(request, turn.vram_tokens)
             if before is State.WAITING:
-                turn.note_hits(found, in_stock)
+                turn.hit_tokens = {"vram": turn.vram_tokens, **found}
+                turn.stock_tokens = in_stock
                 self._begins(turn, request, now)
             else:
                 self.records.happened("readmit", now, turn)
@@ -309,7 +312,8 @@ class SchedulerSide:
         blocks = self._kept(turn, request, tables)
         if end is TurnEnd.ABORTED and not self._reader.went_away(request):
             end = TurnEnd.STOP
-        turn.recheck_stray(request.block_hashes)
+        # Others of its program may have ended since its arrival.
+        turn.is_stray = strays(turn.program, turn.identity, request.block_hashes)
         self.programs.end_turn(
             turn.program,
             turn.identity.hints,

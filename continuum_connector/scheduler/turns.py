@@ -80,7 +80,8 @@ class InUse(NamedTuple):
 @dataclass(eq=False)
 class Turn:
     """One request while vLLM knows it: the one record of it. `number` counts the program's turns
-    from 1; `arrival` is monotonic seconds.
+    from 1; `arrival` is monotonic seconds. What becomes of it is written by the module that sees
+    it: each field by one (tests/test_layering.py).
 
     `is_stray`: what `strays` said at its arrival, and says again at its end. `since`: the end of
     the earlier turn that it continues, the key in `Program.left`; None if it continues none.
@@ -90,10 +91,11 @@ class Turn:
 
     `vram_tokens`: tokens that VRAM had for it when vLLM last looked before it ran; `hit_tokens`:
     tokens of its prompt that were found, by memory, nearest first, once it runs; `stock_tokens`:
-    what stock vLLM would have had for it, None if nobody knows (stock.py). `taken`: what a pin held
-    for it. `is_let_in`: the gate let it pass, after `held_s`. `was_tried`: vLLM has tried
-    to admit it, where a memory lies below DRAM. `below`: what that had for it, if anything of use.
-    `awaits_below`: when last asked, it had to wait for some of that to come up.
+    what stock vLLM would have had for it, None if nobody knows (stock.py). `came_for`: the pin of
+    the chain that it continues; `taken`: what that held for it. `is_let_in`: the gate let it pass,
+    after `held_s`. `was_tried`: vLLM has tried to admit it, where a memory lies below DRAM.
+    `below`: what that had for it, if anything of use. `awaits_below`: when last asked, it had to
+    wait for some of that to come up.
     `num_wanted`: blocks that it wants to load, while it waits for the bus. `adapter`: what it uses
     of a step's places for adapters.
     """
@@ -120,7 +122,7 @@ class Turn:
     awaits_below: bool = False
     num_wanted: int = 0
     adapter: InUse | None = None
-    _pin: LivePin | None = None
+    came_for: LivePin | None = None
     program_arrival: float = field(init=False)  # its program's arrival, as it was when it came
 
     def __post_init__(self) -> None:
@@ -134,7 +136,7 @@ class Turn:
     @property
     def pin(self) -> LivePin | None:
         """The pin that waits for it."""
-        return self._pin if self._pin is not None and self._pin.ended is None else None
+        return self.came_for if self.came_for is not None and self.came_for.ended is None else None
 
     @property
     def against_stock(self) -> AgainstStock | None:
@@ -160,58 +162,6 @@ class Turn:
     def _place(self, is_ahead: bool) -> float:
         program = self.program.arrival - (self.max_head_start_s / 2 if is_ahead else 0.0)
         return max(program, self.arrival - self.max_head_start_s)
-
-    # --- what becomes of it -----------------------------------------------------------
-    def set_pin(self, pin: LivePin) -> None:
-        """It has come back for the pin."""
-        self._pin = pin
-
-    def let_in(self, held_s: float = 0.0) -> None:
-        """The gate lets it in, after so long."""
-        self.is_let_in, self.held_s = True, held_s
-
-    def set_below(self, below: Told | None) -> None:
-        """The memory below DRAM has that for it."""
-        self.below = below
-
-    def set_awaits_below(self, awaits: bool) -> None:
-        """It waits for blocks that come up to DRAM, or no longer does."""
-        self.awaits_below = awaits
-
-    def note_tried(self) -> None:
-        """vLLM tries to admit it."""
-        self.was_tried = True
-
-    def set_num_wanted(self, num_blocks: int) -> None:
-        """It waits for the bus, to load so many blocks; 0: it no longer does."""
-        self.num_wanted = num_blocks
-
-    def set_adapter(self, adapter: InUse | None) -> None:
-        """It runs or loads with that LoRA adapter; None: it does neither."""
-        self.adapter = adapter
-
-    def note_vram_hit(self, num_vram_tokens: int, epoch: int) -> None:
-        """vLLM would admit it, and VRAM has so much for it, of this epoch or a later one."""
-        self.epoch = epoch
-        if self.state is State.WAITING:
-            self.vram_tokens = num_vram_tokens
-
-    def set_epoch(self, epoch: int) -> None:
-        """It has its blocks, whose KV is of this epoch or a later one."""
-        self.epoch = epoch
-
-    def note_hits(self, in_tier: Mapping[str, int], in_stock: int | None) -> None:
-        """It is about to run for the first time, and so much was there for it."""
-        self.hit_tokens = {"vram": self.vram_tokens, **in_tier}
-        self.stock_tokens = in_stock
-
-    def take_over(self, blocks: ChainBlocks) -> None:
-        """It has taken over what a pin held."""
-        self.taken = blocks
-
-    def recheck_stray(self, hashes: Sequence[bytes]) -> None:
-        """It is over, with these blocks; others may have ended since its arrival."""
-        self.is_stray = strays(self.program, self.identity, hashes)
 
 
 class PinEnd(enum.Enum):

@@ -49,7 +49,7 @@ class FromBelow:
         """The turn has arrived: the tiers may begin to bring up what it wants."""
         if not self.is_on or request.skip_reading_prefix_cache:
             return
-        below = self._below.bring_up(
+        turn.below = self._below.bring_up(
             turn.program.key,
             request,
             num_vram_tokens=self._num_in_vram(request),
@@ -57,7 +57,6 @@ class FromBelow:
             now=now,
             before=turn.below,
         )
-        turn.set_below(below)
 
     def must_wait(self, turn: Turn, request: Any, now: float) -> bool:
         """vLLM would admit the turn now; return whether vLLM should pass it over, as more of its KV
@@ -69,10 +68,10 @@ class FromBelow:
         if not self.is_on:
             return False
         if not turn.was_tried:
-            turn.note_tried()
+            turn.was_tried = True
             if now - turn.arrival > AGAIN_S:
                 self.bring_up(turn, request, now)
-        turn.set_awaits_below(self._below.awaits(turn.request_id, now))
+        turn.awaits_below = self._below.awaits(turn.request_id, now)
         return turn.awaits_below
 
     def hides(self, request: Any) -> bool:
@@ -93,7 +92,7 @@ class FromBelow:
         num = len(self._hidden)
         for _ in range(num if everybody else min(num, CHECKED_PER_STEP)):
             request_id, turn = self._hidden.popitem(last=False)
-            turn.set_awaits_below(not everybody and self._below.awaits(request_id, now))
+            turn.awaits_below = not everybody and self._below.awaits(request_id, now)
             if turn.awaits_below:
                 self._hidden[request_id] = turn
             else:
@@ -159,7 +158,7 @@ class Bus:
         if not self._queues or not self._is_full(0, now):
             return False
         self._num_waiting += not turn.num_wanted
-        turn.set_num_wanted(num_blocks)
+        turn.num_wanted = num_blocks
         self._num_passed += 1
         if self._num_passed >= MAX_PASSED:
             self._queues.set_open(False)
@@ -197,7 +196,7 @@ class Bus:
         """The turn waits no more, or is over."""
         if turn.num_wanted:
             self._num_waiting -= 1
-            turn.set_num_wanted(0)
+            turn.num_wanted = 0
 
     # --- parts ------------------------------------------------------------------------
     def _recall(self) -> int:
@@ -263,7 +262,7 @@ class Adapters:
         if not self.is_on or not request.lora_request:
             return
         self.left(turn)
-        turn.set_adapter(InUse(request.lora_request.adapter_id, loads))
+        turn.adapter = InUse(request.lora_request.adapter_id, loads)
         self._count(turn.adapter, 1)
 
     def left(self, turn: Turn) -> None:
@@ -273,7 +272,7 @@ class Adapters:
             return
         self._passed.pop(turn.request_id, None)
         self._count(turn.adapter, -1)
-        turn.set_adapter(None)
+        turn.adapter = None
 
     def passes_over(self, request: Any) -> bool:
         """Whether the turn, if it were admitted, would take the place of one that loads. If so, it

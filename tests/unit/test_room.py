@@ -93,7 +93,7 @@ class World:
         if own is not None:
             program = Program(own.program, IdentitySource.CLIENT, arrival=0.0)
             turn = Turn("r", program, Identity(own.program, program.source), 1, arrival=-9.0)
-            turn.set_pin(own)
+            turn.came_for = own
         answer = self.room.make("r", turn, attempt, need, others_run=True, now=0.0)
         self.holds.check()
         return answer
