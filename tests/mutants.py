@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "below: KV of older weights comes up",
         "scheduler/tiers/dram.py",
-        "        over = self.below.reset(now) + self.traffic.abandon(self._owner)\n",
+        "        over = self.below.reset() + self.traffic.abandon(self._owner)\n",
         "        over = self.traffic.abandon(self._owner)\n",
         "tests/vllm/test_below.py",
     ),
@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(
         "epochs: KV of older weights is found in DRAM",
         "scheduler/epochs.py",
-        "        for transfer in self._tier.reset(now):\n",
+        "        for transfer in self._tier.reset():\n",
         "        for transfer in ():\n",
         "tests/vllm/test_epochs.py",
     ),

@@ -97,7 +97,7 @@ class Epochs:
         """End every pin with `cause`, and forget every block below VRAM (Tier.reset)."""
         self._retention.end_all(cause, now)
         self._records.stock.clear()
-        for transfer in self._tier.reset(now):
+        for transfer in self._tier.reset():
             self._records.settled(transfer, now)
 
     def vram_emptied(self) -> None:

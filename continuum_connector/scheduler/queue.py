@@ -18,7 +18,7 @@ from typing import Any
 
 from continuum_connector.scheduler.lazy_heap import LazyHeap
 
-Rank = tuple[Any, ...]
+QueueRank = tuple[Any, ...]
 
 
 class ProgramQueue:
@@ -30,7 +30,7 @@ class ProgramQueue:
 
     def __init__(
         self,
-        rank: Callable[[Any], Rank],
+        rank: Callable[[Any], QueueRank],
         holds: Callable[[Any], bool] | None = None,
         hides: Callable[[Any], bool] | None = None,
         sets_aside: Callable[[Any], bool] | None = None,
@@ -115,7 +115,7 @@ class ProgramQueue:
         return itertools.chain(self._heap, self._aside, self._held.values())
 
     # --- ours -------------------------------------------------------------------------
-    def peek_rank(self) -> Rank:
+    def peek_rank(self) -> QueueRank:
         """The rank of the request that `peek_request` would show; the queue must not be empty."""
         first = self._heap.first()
         if first is None:
@@ -134,7 +134,7 @@ class ProgramQueue:
             heap.push(self._rank(request), request)
 
     @property
-    def first_aside(self) -> tuple[Rank, str] | None:
+    def first_aside(self) -> tuple[QueueRank, str] | None:
         """The rank and the id of the first request set aside."""
         first = self._aside.first()
         return None if first is None else (first[0], first[1].request_id)

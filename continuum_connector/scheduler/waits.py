@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from continuum_connector.costs.costs import Costs, Level
 from continuum_connector.scheduler.gate import Gate, LetIn
 from continuum_connector.scheduler.holds import BlockPool
-from continuum_connector.scheduler.queue import ProgramQueue, Queues, Rank
+from continuum_connector.scheduler.queue import ProgramQueue, QueueRank, Queues
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
@@ -343,7 +343,7 @@ class Waits:
         self._held = [wait for wait in (gate, adapters) if wait.is_on]
 
     def make_queue(
-        self, rank: Callable[[Any], Rank], is_new: Callable[[Any], bool], has_gate: bool
+        self, rank: Callable[[Any], QueueRank], is_new: Callable[[Any], bool], has_gate: bool
     ) -> ProgramQueue:
         """A queue in which turns wait for them. `is_new(request)`: whether a request that is queued
         has not run yet, so that the gate may hold it. `has_gate`: whether it may hold any."""

@@ -141,7 +141,7 @@ class Shelf:
             usable = min(self.num_wanted_slots, *self._num_usable.values())
             self._end = max(self._end, usable)
 
-    def reset(self, now: float, *names: str) -> list[Transfer]:
+    def reset(self, *names: str) -> list[Transfer]:
         over = self.traffic.abandon(self._owner)
         self._forget(list(self.slots))
         return over
@@ -232,8 +232,8 @@ class DramAndShelf:
     def hear(self, report: WorkerReport) -> None:
         self._all("hear", report)
 
-    def reset(self, now: float, *names: str) -> list[Transfer]:
-        return [transfer for part in self._parts for transfer in part.reset(now, *names)]
+    def reset(self, *names: str) -> list[Transfer]:
+        return [transfer for part in self._parts for transfer in part.reset(*names)]
 
     def update_gauges(self) -> None:
         self._all("update_gauges")

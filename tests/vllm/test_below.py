@@ -171,7 +171,7 @@ class SharedStore(NothingBelow):
             if read == transfer.id and is_done:
                 self._came[request_id] = places
 
-    def reset(self, now: float) -> list[Transfer]:
+    def reset(self) -> list[Transfer]:
         self._shared.places.clear()
         self._new.clear()
         return self._traffic.abandon(self._owner)

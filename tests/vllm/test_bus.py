@@ -147,7 +147,7 @@ def test_a_bus_that_idles_asks_a_steps_share_of_those_who_wait(async_scheduling:
     engine = waiting(MAX_PASSED + 9, async_scheduling=async_scheduling, **wide)
     for _ in range(3):
         engine.step()
-    engine.connector.side.tier.reset(engine.clock())
+    engine.connector.side.tier.reset()
     tiering.hold(engine, False)
     engine.settle()
     engine.run_until_idle(until=lambda: not loading(engine))

@@ -125,7 +125,7 @@ def test_a_tier_that_is_reset_leaves_the_copies_of_another_alone(
     hold(engine)
     run_turn(engine, "a", 200, program="p", idle=False)
     to_dram, to_shelf = in_flight(engine, Kind.STORE)
-    engine.connector.side.tier.near.reset(engine.clock())
+    engine.connector.side.tier.near.reset()
     assert (to_dram.hold, to_dram.state.name) == (None, "ABANDONED")
     assert to_shelf.hold is not None
     hold(engine, False)

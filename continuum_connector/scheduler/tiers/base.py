@@ -121,7 +121,7 @@ class Tier(Protocol):
     def hear(self, report: WorkerReport) -> None:
         """Take in what the workers report about the memory itself; Traffic takes in the copies."""
 
-    def reset(self, now: float) -> list[Transfer]:
+    def reset(self) -> list[Transfer]:
         """Begin a new epoch, as after a weight update: forget every block, however many there are.
         Stores in flight are abandoned: their VRAM blocks are free at once, and what they write is
         thrown away.
@@ -253,7 +253,7 @@ class Below(Protocol):
         """Take in what the workers report about it; Traffic takes in its copies."""
         return
 
-    def reset(self, now: float) -> list[Transfer]:
+    def reset(self) -> list[Transfer]:
         """Begin a new epoch: nothing kept until now comes up. Returns its transfers that this
         ended."""
         return []

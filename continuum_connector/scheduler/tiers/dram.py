@@ -194,8 +194,8 @@ class DramTier:
     def residence_s(self, now: float) -> float:
         return self.index.residence.seconds(now)
 
-    def reset(self, now: float) -> list[Transfer]:
-        over = self.below.reset(now) + self.traffic.abandon(self._owner)
+    def reset(self) -> list[Transfer]:
+        over = self.below.reset() + self.traffic.abandon(self._owner)
         self.index.clear()
         return over
 

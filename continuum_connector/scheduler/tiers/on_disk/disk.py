@@ -160,7 +160,7 @@ class Disk:
         return {"disk": self.reading.num_tokens(request_id, start, num_tokens)}
 
     # --- steps ------------------------------------------------------------------------
-    def reset(self, now: float) -> list[Transfer]:
+    def reset(self) -> list[Transfer]:
         self._traffic.say(resets_disk=True)
         over = self._traffic.abandon(self._owner)
         self._forget_all()
