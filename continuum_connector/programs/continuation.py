@@ -32,7 +32,8 @@ class Kept:
     """The chain of full blocks that a turn left: its number of tokens, and a few marks (index,
     block hash) along it. Only a few, because thousands of programs keep them. `prompt`: a mark at
     the end of the turn's prompt, which has `num_prompt_tokens`; `first`: its first block's hash.
-    `answer`: pieces of what followed."""
+    `answer`: pieces of what followed. `num_common`: its first blocks that another conversation may
+    begin with as well, as far as we know: those of the prompt that this one began with."""
 
     num_tokens: int = 0
     marks: tuple[tuple[int, bytes], ...] = ()
@@ -40,6 +41,7 @@ class Kept:
     num_prompt_tokens: int = 0
     first: bytes = b""
     answer: tuple[bytes, ...] = ()
+    num_common: int = 0
 
     @classmethod
     def of(
@@ -49,8 +51,10 @@ class Kept:
         block_size: int,
         num_prompt_tokens: int = 0,
         answer: Sequence[int] = (),
+        after: Kept | None = None,
     ) -> Kept:
-        """Mark the first `num_blocks` of `hashes`; `answer`: the output's tokens."""
+        """Mark the first `num_blocks` of `hashes`; `answer`: the output's tokens. `after`: what the
+        turn continued, if anything."""
         ends = {num_blocks * i // NUM_MARKS for i in range(1, NUM_MARKS + 1)} - {0}
         marks = tuple([(end - 1, hashes[end - 1]) for end in sorted(ends)])
         # The last block of a prompt may hold what its template puts before an answer alone.
@@ -58,28 +62,47 @@ class Kept:
         prompt = (place, hashes[place]) if place >= 0 else None
         first = hashes[0] if num_blocks else b""
         kept = num_blocks * block_size
-        return cls(kept, marks, prompt, num_prompt_tokens, first, _pieces(answer))
+        num_common = num_prompt_tokens // block_size if after is None else after.num_common
+        return cls(kept, marks, prompt, num_prompt_tokens, first, _pieces(answer), num_common)
 
-    def continued(self, hashes: Sequence[bytes]) -> int:
+    def continued(self, hashes: Sequence[bytes], tokens: Sequence[int] | None = None) -> int:
         """How surely a turn with those hashes continues the chain: to its end; or from the end of
         its prompt on, because many clients send an answer back without its thinking; or nobody
-        knows, as the chain has no block to tell by; else 0."""
+        knows, as the chain has no block to tell by; else 0. `tokens`: the prompt's."""
         if not self.marks:
             return UNKNOWN
         if has_block(hashes, *self.marks[-1]):
             return TO_ITS_END
-        is_from_prompt = self.prompt is not None and has_block(hashes, *self.prompt)
-        return FROM_ITS_PROMPT if is_from_prompt else 0
+        if self.prompt is None or not has_block(hashes, *self.prompt):
+            return 0
+        return FROM_ITS_PROMPT if self.is_prompt_own or self._is_answered(tokens) else 0
+
+    @property
+    def is_prompt_own(self) -> bool:
+        """Whether the end of the prompt is behind an answer, so that no other conversation has
+        it."""
+        return self.prompt is not None and self.prompt[0] >= self.num_common
 
     def shared(self, hashes: Sequence[bytes]) -> int:
         """How many blocks of the chain a prompt begins with. The result is up to an eighth too
         low."""
         return next((mark[0] + 1 for mark in reversed(self.marks) if has_block(hashes, *mark)), 0)
 
-    def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
+    def goes_on_in(self, hashes: Sequence[bytes], tokens: Sequence[int] | None = None) -> bool:
         """Whether a turn with those hashes continues the chain at least to its middle. Not to its
-        end, because the next prompt may repeat the answer without the thinking in it."""
-        return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
+        end, because the next prompt may repeat the answer without the thinking in it. If all that
+        is alike may be a system prompt, the answer must follow in `tokens`."""
+        num = self.shared(hashes)
+        is_most = bool(self.marks) and 2 * num > self.marks[-1][0]
+        return is_most and (num > self.num_common or self._is_answered(tokens))
+
+    def _is_answered(self, tokens: Sequence[int] | None) -> bool:
+        """Whether a prompt has a piece of the answer, or nobody can tell."""
+        if tokens is None or not self.answer:
+            return True
+        near = slice(max(0, self.num_prompt_tokens - NEAR), self.num_prompt_tokens + NEAR)
+        text = as_bytes(tokens[near])
+        return any(piece in text for piece in self.answer)
 
     def is_told_again(
         self, hashes: Sequence[bytes], num_tokens: int, tokens: Sequence[int] | None
@@ -91,9 +114,7 @@ class Kept:
             return False
         if tokens is None or not self.answer:
             return has_block(hashes, 0, self.first)
-        near = slice(max(0, self.num_prompt_tokens - NEAR), self.num_prompt_tokens + NEAR)
-        text = as_bytes(tokens[near])
-        return any(piece in text for piece in self.answer)
+        return self._is_answered(tokens)
 
 
 def _pieces(answer: Sequence[int]) -> tuple[bytes, ...]:

@@ -118,16 +118,17 @@ class Program:
     def is_named(self) -> bool:
         return self.source is not IdentitySource.NONE
 
-    def left_by(self, hashes: Sequence[bytes]) -> float | None:
+    def left_by(self, hashes: Sequence[bytes], tokens: Sequence[int] | None = None) -> float | None:
         """When the turn ended that a turn with those hashes continues; None if it continues none,
-        or none that is known any more."""
-        found = [(kept.continued(hashes), at) for at, kept in self.left.items()]
+        or none that is known any more. `tokens`: of its prompt."""
+        found = [(kept.continued(hashes, tokens), at) for at, kept in self.left.items()]
         surest, at = max(found, default=(0, 0.0))
         # What has no full block, as a request for a title, may be continued by anything.
         if surest > UNKNOWN or (surest and not any(kept.marks for kept in self.left.values())):
             return at
         # An edited context: what shares at least half of it, if nothing else does.
-        return max((at for at, kept in self.left.items() if kept.goes_on_in(hashes)), default=None)
+        edited = (at for at, kept in self.left.items() if kept.goes_on_in(hashes, tokens))
+        return max(edited, default=None)
 
     def differs(
         self, since: float | None, identity: Identity, request: Any, block_size: int

@@ -66,7 +66,8 @@ class Decisions:
         finished, choice = self._decider.decide(turn, request, blocks, end, snapshot)
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         key = turn.program.key
-        if stores(choice.decision) and not self._tier.store(key, blocks, now, request):
+        is_own = turn.program.kept.is_prompt_own
+        if stores(choice.decision) and not self._tier.store(key, blocks, now, request, is_own):
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
         num_lent = self._tier.end_loan(key, request.request_id)

@@ -89,15 +89,17 @@ class Retention:
         self._changed(pin)
 
     # --- the next turn comes back -------------------------------------------------------
-    def expect(self, turn: Turn, hashes: Sequence[bytes]) -> bool:
-        """A turn with those block hashes arrived. If it continues a pinned chain, the pin waits for
-        it and cannot expire meanwhile. Returns whether one does.
+    def expect(
+        self, turn: Turn, hashes: Sequence[bytes], tokens: Sequence[int] | None = None
+    ) -> bool:
+        """A turn with those block hashes and `tokens` arrived. If it continues a pinned chain, the
+        pin waits for it and cannot expire meanwhile. Returns whether one does.
 
         A turn that continues no pinned chain changes no pin: it may be a side request, a fork or
         another conversation under the same name. So after a compaction the old pin expires, as if
         its program had not come back.
         """
-        pins = [(pin.kept.continued(hashes), pin) for pin in self.pins.of(turn.program.key)]
+        pins = [(pin.kept.continued(hashes, tokens), pin) for pin in self.pins.of(turn.program.key)]
         surest, pin = max(reversed(pins), key=itemgetter(0), default=(0, None))
         if pin is None or surest <= UNKNOWN:
             return False

@@ -140,7 +140,8 @@ class SchedulerSide:
         self.turns.begin(turn)
         gap_s = self.decider.arrived(turn, now)  # first: its program's chains are no longer away
         self.waits.from_below.bring_up(turn, request, now)
-        returns = not turn.is_stray and self.retention.expect(turn, request.block_hashes)
+        hashes, tokens = request.block_hashes, request.prompt_token_ids
+        returns = not turn.is_stray and self.retention.expect(turn, hashes, tokens)
         self.records.arrived(request, turn, returns, gap_s, now)
         return turn
 
@@ -154,7 +155,7 @@ class SchedulerSide:
         )
         is_stray, since, diverged = strays(program, identity, hashes), None, None
         if not is_stray:
-            since = program.left_by(hashes)
+            since = program.left_by(hashes, tokens)
             diverged = program.differs(since, identity, request, self.groups.hash_size)
             self._answers.came_back(program, hashes)
         return Turn(
@@ -365,6 +366,7 @@ class SchedulerSide:
             block_size=size,
             num_prompt_tokens=request.num_prompt_tokens,
             answer=request.output_token_ids,
+            after=program.left.get(turn.since) if turn.since is not None else None,
         )
         program.leave(kept, turn.since, turn.diverged, now)
         end = self.groups.prompts_end(request)

@@ -140,6 +140,27 @@ def test_conversations_under_one_id_find_what_they_find_without(num_slots: int) 
         assert shared > 4500
 
 
+@pytest.mark.parametrize("num_slots", [400, 0], ids=["dram", "vram"])
+@pytest.mark.parametrize(("head", "question"), [(160, 12), (320, 60)], ids=["short", "long"])
+def test_a_conversation_takes_nothing_from_one_that_begins_alike(
+    head: int, question: int, num_slots: int
+) -> None:
+    """By a system prompt nobody continues another's conversation: neither where the question after
+    it is shorter than two blocks, nor where it is most of what the conversation left."""
+    engine = ours(400, num_slots)
+    for number in (1, 2):
+        asked = prompt(head) + prompt(question + 20 * (number - 1), seed=number)
+        engine.add(f"c{number}", asked, 120, program="app")
+        engine.run_until_idle()
+    side = engine.connector.side
+    if num_slots:
+        assert len(side.tier.index.chains_of("job:app")) == 2
+    else:
+        assert all(pin.rank[0] > 0 for pin in side.pins.of("job:app"))
+        assert len(side.pins.of("job:app")) == 2
+    assert len(side.programs.get("job:app").left) == 2
+
+
 def graph(engine: Engine, named: Name, num_workers: int) -> int:
     """What an agent finds that maps over documents, twice, with a worker for each."""
     found, history = 0, prompt(400, seed=1)
@@ -282,7 +303,8 @@ def test_what_a_client_never_keeps_gives_way_before_what_others_left() -> None:
     begin = prompt(320, seed=1)
     turn(engine, "a0", begin + prompt(96, seed=7), "agent")
     turn(engine, "other", prompt(200, seed=2), "other")
-    turn(engine, "a1", begin + prompt(16, seed=3) + prompt(96, seed=8), "agent")
+    kept = begin + engine.outputs["a0"] + prompt(16, seed=3)
+    turn(engine, "a1", kept + prompt(96, seed=8), "agent")
     assert engine.cached["a1"][0] == 320
     old, *others = engine.connector.side.pins
     turn(engine, "new", prompt(930, seed=4), None, final=True)
