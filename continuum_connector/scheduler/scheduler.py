@@ -153,7 +153,7 @@ class SchedulerSide:
         program, identity = self.programs.begin_turn(
             identity, hashes, now, hints, num_tokens, tokens
         )
-        is_stray, since, diverged = strays(program, identity, hashes), None, None
+        is_stray, since, diverged = strays(program, identity, hashes, tokens), None, None
         if not is_stray:
             since = program.left_by(hashes, tokens)
             diverged = program.differs(since, identity, request, self.groups.hash_size)
@@ -310,7 +310,7 @@ class SchedulerSide:
         blocks = self._kept(turn, request, tables)
         if end is TurnEnd.ABORTED and not self._reader.went_away(request):
             end = TurnEnd.STOP
-        turn.recheck_stray(request.block_hashes)
+        turn.recheck_stray(request.block_hashes, request.prompt_token_ids)
         self.programs.end_turn(
             turn.program,
             turn.identity.hints,

@@ -55,8 +55,14 @@ class State(enum.Enum):
     PREEMPTED = "preempted"  # and it has not been admitted again yet
 
 
-def strays(program: Program, identity: Identity, hashes: Sequence[bytes]) -> bool:
-    """Whether a turn says `final` without continuing what its program's last turn left.
+def strays(
+    program: Program,
+    identity: Identity,
+    hashes: Sequence[bytes],
+    tokens: Sequence[int] | None = None,
+) -> bool:
+    """Whether a turn says `final` without continuing what its program's last turn left. `tokens`:
+    of its prompt.
 
     A program's id can be guessed, and a call that is no part of the program may carry it, so
     the content must show whether the turn really ends the program. If no turn of the program
@@ -66,7 +72,7 @@ def strays(program: Program, identity: Identity, hashes: Sequence[bytes]) -> boo
     if not identity.hints.final:
         return False
     kept = program.kept
-    return not kept.goes_on_in(hashes) if kept.marks else program.num_active > 1
+    return not kept.goes_on_in(hashes, tokens) if kept.marks else program.num_active > 1
 
 
 class InUse(NamedTuple):
@@ -209,9 +215,10 @@ class Turn:
         """It has taken over what a pin held."""
         self.taken = blocks
 
-    def recheck_stray(self, hashes: Sequence[bytes]) -> None:
-        """It is over, with these blocks; others may have ended since its arrival."""
-        self.is_stray = strays(self.program, self.identity, hashes)
+    def recheck_stray(self, hashes: Sequence[bytes], tokens: Sequence[int] | None) -> None:
+        """It is over, with these blocks and a prompt of these tokens; others may have ended since
+        its arrival."""
+        self.is_stray = strays(self.program, self.identity, hashes, tokens)
 
 
 class PinEnd(enum.Enum):

@@ -329,6 +329,19 @@ def test_a_last_turn_ends_its_own_conversation_alone() -> None:
 
 
 # --- how many contexts of a program are remembered --------------------------------------------
+def test_a_last_call_that_only_begins_as_an_agent_does_leaves_it_as_it_was() -> None:
+    """Most of the agent's context is a system prompt, which the call under its id has as well."""
+    engine = ours(300, 0)
+    turn(engine, "a0", prompt(320) + prompt(60, seed=1), "app")
+    turn(engine, "a1", engine.next_prompt("a0", 20), "app")
+    turn(engine, "call", prompt(320) + prompt(60, seed=2), "app", final=True)
+    [hint] = engine.kv_transfer_params["call"]["continuum"]["hints"]
+    assert hint["outcome"] == "refused"
+    turn(engine, "a2", engine.next_prompt("a1", 20), "app", final=True)
+    told = engine.kv_transfer_params["a2"]["continuum"]
+    assert (told["turn"], told["hints"][0]["outcome"]) == (4, "accepted")
+
+
 @pytest.mark.parametrize("ends_by", ["silence", "final", "final beside another"])
 def test_a_program_that_is_over_keeps_its_newest_contexts(ends_by: str) -> None:
     engine = ours(200, 200)
