@@ -270,7 +270,7 @@ MUTANTS = (
     Mutant(
         "divergence: every prompt repeats its conversation",
         "programs/continuation.py",
-        "        if kept.is_told_again(hashes, num_tokens, tokens):\n",
+        "        if kept.is_told_again(hashes, num_tokens, text):\n",
         "        if kept.marks:\n",
         "tests/vllm/test_divergence.py",
     ),

@@ -27,12 +27,33 @@ NEAR = 2048  # tokens around the end of a prompt in which the next one may repea
 MIN_ANSWER = 4  # tokens by which a short answer is known again; its last may be left out
 
 
+class PromptText:
+    """The `tokens` of a turn's prompt, None if they are not known, in which its program's answers
+    are looked for."""
+
+    def __init__(self, tokens: Sequence[int] | None) -> None:
+        self.tokens = tokens
+        self._parts: dict[int, bytes] = {}
+
+    def repeats(self, kept: Kept) -> bool:
+        """Whether it has a piece of that answer where that must be, or nobody can tell."""
+        if self.tokens is None or not kept.answer:
+            return True
+        number = kept.num_prompt_tokens // NEAR
+        part = self._parts.get(number)
+        if part is None:  # as wide as another chain's of about that length needs it, too
+            near = slice(max(0, number - 1) * NEAR, (number + 2) * NEAR)
+            part = self._parts[number] = as_bytes(self.tokens[near])
+        return any(piece in part for piece in kept.answer)
+
+
 @dataclass(frozen=True)
 class Kept:
     """The chain of full blocks that a turn left: its number of tokens, and a few marks (index,
     block hash) along it. Only a few, because thousands of programs keep them. `prompt`: a mark at
     the end of the turn's prompt, which has `num_prompt_tokens`; `first`: its first block's hash.
-    `answer`: pieces of what followed."""
+    `answer`: pieces of what followed. `num_common`: its first blocks that another conversation may
+    begin with as well, as far as we know: those of the prompt that this one began with."""
 
     num_tokens: int = 0
     marks: tuple[tuple[int, bytes], ...] = ()
@@ -40,6 +61,7 @@ class Kept:
     num_prompt_tokens: int = 0
     first: bytes = b""
     answer: tuple[bytes, ...] = ()
+    num_common: int = 0
 
     @classmethod
     def of(
@@ -49,8 +71,10 @@ class Kept:
         block_size: int,
         num_prompt_tokens: int = 0,
         answer: Sequence[int] = (),
+        before: Kept | None = None,
     ) -> Kept:
-        """Mark the first `num_blocks` of `hashes`; `answer`: the output's tokens."""
+        """Mark the first `num_blocks` of `hashes`; `answer`: the output's tokens. `before`: what
+        the turn's prompt went on from, if anything (Program.before)."""
         ends = {num_blocks * i // NUM_MARKS for i in range(1, NUM_MARKS + 1)} - {0}
         marks = tuple([(end - 1, hashes[end - 1]) for end in sorted(ends)])
         # The last block of a prompt may hold what its template puts before an answer alone.
@@ -58,42 +82,53 @@ class Kept:
         prompt = (place, hashes[place]) if place >= 0 else None
         first = hashes[0] if num_blocks else b""
         kept = num_blocks * block_size
-        return cls(kept, marks, prompt, num_prompt_tokens, first, _pieces(answer))
+        num_common = before.num_common if before else num_prompt_tokens // block_size
+        return cls(kept, marks, prompt, num_prompt_tokens, first, _pieces(answer), num_common)
 
-    def continued(self, hashes: Sequence[bytes]) -> int:
+    def continued(self, hashes: Sequence[bytes], text: PromptText | None = None) -> int:
         """How surely a turn with those hashes continues the chain: to its end; or from the end of
         its prompt on, because many clients send an answer back without its thinking; or nobody
-        knows, as the chain has no block to tell by; else 0."""
+        knows, as the chain has no block to tell by; else 0. Where another conversation may have
+        that end, too, a piece of the answer must follow in `text`."""
         if not self.marks:
             return UNKNOWN
         if has_block(hashes, *self.marks[-1]):
             return TO_ITS_END
-        is_from_prompt = self.prompt is not None and has_block(hashes, *self.prompt)
+        is_from_prompt = self.begins(hashes) and (
+            self.is_prompt_own or text is None or text.repeats(self)
+        )
         return FROM_ITS_PROMPT if is_from_prompt else 0
+
+    def begins(self, hashes: Sequence[bytes]) -> bool:
+        """Whether a turn with those hashes begins with all of the turn's prompt."""
+        return self.prompt is not None and has_block(hashes, *self.prompt)
+
+    @property
+    def is_prompt_own(self) -> bool:
+        """Whether the prompt's end lies behind an answer, so that only what continues it has it."""
+        return self.prompt is not None and self.prompt[0] >= self.num_common
 
     def shared(self, hashes: Sequence[bytes]) -> int:
         """How many blocks of the chain a prompt begins with. The result is up to an eighth too
         low."""
         return next((mark[0] + 1 for mark in reversed(self.marks) if has_block(hashes, *mark)), 0)
 
-    def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
+    def goes_on_in(self, hashes: Sequence[bytes], text: PromptText) -> bool:
         """Whether a turn with those hashes continues the chain at least to its middle. Not to its
-        end, because the next prompt may repeat the answer without the thinking in it."""
-        return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
+        end, because the next prompt may repeat the answer without the thinking in it. Where another
+        conversation may have as much, a piece of the answer must follow in `text`."""
+        num = self.shared(hashes)
+        is_most = bool(self.marks) and 2 * num > self.marks[-1][0]
+        return is_most and (num > self.num_common or text.repeats(self))
 
-    def is_told_again(
-        self, hashes: Sequence[bytes], num_tokens: int, tokens: Sequence[int] | None
-    ) -> bool:
+    def is_told_again(self, hashes: Sequence[bytes], num_tokens: int, text: PromptText) -> bool:
         """Whether a prompt that does not continue the chain goes on with its conversation: it is
-        longer, and repeats the answer where that must be, or, if nobody can tell, begins alike.
-        `tokens`: the prompt's, if they are known."""
+        longer, and repeats the answer where that must be, or, if nobody can tell, begins alike."""
         if num_tokens <= self.num_prompt_tokens or not self.marks:
             return False
-        if tokens is None or not self.answer:
+        if text.tokens is None or not self.answer:
             return has_block(hashes, 0, self.first)
-        near = slice(max(0, self.num_prompt_tokens - NEAR), self.num_prompt_tokens + NEAR)
-        text = as_bytes(tokens[near])
-        return any(piece in text for piece in self.answer)
+        return text.repeats(self)
 
 
 def _pieces(answer: Sequence[int]) -> tuple[bytes, ...]:
@@ -155,10 +190,10 @@ def find_divergence(
     from the one that it goes on with. None if it goes on with none, as a side request, a fork,
     another conversation. With each chain, how the turn differed that left it. `parts`: digests of
     what the request was made of, if the middleware saw it."""
-    hashes, tokens = request.block_hashes, request.prompt_token_ids
+    hashes, text = request.block_hashes, PromptText(request.prompt_token_ids)
     num_tokens = request.num_prompt_tokens
     for kept, last in islice(newest, MAX_CHAINS):
-        if kept.is_told_again(hashes, num_tokens, tokens):
+        if kept.is_told_again(hashes, num_tokens, text):
             return _after(last, hashes, num_tokens, block_size, parts)
     return None
 

@@ -33,6 +33,7 @@ from continuum_connector.programs.continuation import (
     UNKNOWN,
     Divergence,
     Kept,
+    PromptText,
     find_divergence,
 )
 from continuum_connector.programs.lineage import NUM_ENDS, LineageIndex
@@ -118,16 +119,24 @@ class Program:
     def is_named(self) -> bool:
         return self.source is not IdentitySource.NONE
 
-    def left_by(self, hashes: Sequence[bytes]) -> float | None:
+    def left_by(self, hashes: Sequence[bytes], text: PromptText) -> float | None:
         """When the turn ended that a turn with those hashes continues; None if it continues none,
         or none that is known any more."""
-        found = [(kept.continued(hashes), at) for at, kept in self.left.items()]
+        found = [(kept.continued(hashes, text), at) for at, kept in self.left.items()]
         surest, at = max(found, default=(0, 0.0))
         # What has no full block, as a request for a title, may be continued by anything.
         if surest > UNKNOWN or (surest and not any(kept.marks for kept in self.left.values())):
             return at
         # An edited context: what shares at least half of it, if nothing else does.
-        return max((at for at, kept in self.left.items() if kept.goes_on_in(hashes)), default=None)
+        edited = (at for at, kept in self.left.items() if kept.goes_on_in(hashes, text))
+        return max(edited, default=None)
+
+    def before(self, since: float | None, hashes: Sequence[bytes]) -> Kept | None:
+        """What a turn continued; if it continued nothing, what it begins as to the end of its
+        prompt, the newest: its client may write answers anew, or it is another conversation."""
+        if since is not None:
+            return self.left.get(since)
+        return next((each for each in reversed(self.left.values()) if each.begins(hashes)), None)
 
     def differs(
         self, since: float | None, identity: Identity, request: Any, block_size: int

@@ -66,7 +66,7 @@ class Decisions:
         finished, choice = self._decider.decide(turn, request, blocks, end, snapshot)
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         key = turn.program.key
-        if stores(choice.decision) and not self._tier.store(key, blocks, now, request):
+        if stores(choice.decision) and not self._store(turn, request, blocks, now):
             snapshot = replace(snapshot, takes_store=False)
             choice = self._fitting(self._decider.choose(finished, snapshot), finished)
         num_lent = self._tier.end_loan(key, request.request_id)
@@ -75,7 +75,7 @@ class Decisions:
             # anew. But its client went away, and may ask again, or it is not worth a store of its
             # own: put back what was lent.
             lent = blocks.only(range(min(num_lent, len(blocks))))
-            self._tier.store(key, lent, now, request)
+            self._store(turn, request, lent, now)
         self._records.decided(turn, finished, snapshot, choice, now)
         if isinstance(choice.decision, Pin):  # which supersedes what the turn continues, too
             self._retention.begin(choice.decision, turn.program, request, blocks, now)
@@ -95,7 +95,12 @@ class Decisions:
         one that was sent twice. Of a later turn, what it found may be its program's own."""
         num_found = bisect_right(blocks.ends, sum(turn.hit_tokens.values()))
         if 0 < num_found < bisect_right(blocks.ends, request.num_prompt_tokens - 1):
-            self._tier.store(turn.program.key, blocks.only(range(num_found)), now, request)
+            self._store(turn, request, blocks.only(range(num_found)), now)
+
+    def _store(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> bool:
+        # What a stray turn left, its program does not know (SchedulerSide._end).
+        is_own = not turn.is_stray and turn.program.kept.is_prompt_own
+        return self._tier.store(turn.program.key, blocks, now, request, is_own)
 
     def _fitting(self, choice: Choice, finished: FinishedTurn) -> Choice:
         if isinstance(choice.decision, Pin) and finished.num_blocks > self._retention.budget:

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from continuum_connector.policy.base import Pin
-from continuum_connector.programs.continuation import TO_ITS_END, UNKNOWN
+from continuum_connector.programs.continuation import TO_ITS_END, UNKNOWN, PromptText
 from continuum_connector.programs.program import Program
 from continuum_connector.scheduler.holds import HoldTable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
@@ -89,7 +89,7 @@ class Retention:
         self._changed(pin)
 
     # --- the next turn comes back -------------------------------------------------------
-    def expect(self, turn: Turn, hashes: Sequence[bytes]) -> bool:
+    def expect(self, turn: Turn, hashes: Sequence[bytes], text: PromptText) -> bool:
         """A turn with those block hashes arrived. If it continues a pinned chain, the pin waits for
         it and cannot expire meanwhile. Returns whether one does.
 
@@ -97,7 +97,7 @@ class Retention:
         another conversation under the same name. So after a compaction the old pin expires, as if
         its program had not come back.
         """
-        pins = [(pin.kept.continued(hashes), pin) for pin in self.pins.of(turn.program.key)]
+        pins = [(pin.kept.continued(hashes, text), pin) for pin in self.pins.of(turn.program.key)]
         surest, pin = max(reversed(pins), key=itemgetter(0), default=(0, None))
         if pin is None or surest <= UNKNOWN:
             return False

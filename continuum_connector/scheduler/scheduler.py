@@ -14,7 +14,7 @@ from typing import Any
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.policy.base import After
-from continuum_connector.programs.continuation import Kept
+from continuum_connector.programs.continuation import Kept, PromptText
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, ProgramTable
 from continuum_connector.scheduler.decider import Decider, DramWorth
@@ -133,28 +133,28 @@ class SchedulerSide:
         if self.adapter_names.arrived(request):
             self.steps.new_epoch(Cause.WEIGHTS, now, "lora_request")
         self._reader.arrived(request)
-        turn = self._recognise(request, now)
+        text = PromptText(request.prompt_token_ids)
+        turn = self._recognise(request, text, now)
         program = turn.program
         if program.num_active > 1:
             self.tier.take_back(program.key)
         self.turns.begin(turn)
         gap_s = self.decider.arrived(turn, now)  # first: its program's chains are no longer away
         self.waits.from_below.bring_up(turn, request, now)
-        returns = not turn.is_stray and self.retention.expect(turn, request.block_hashes)
+        returns = not turn.is_stray and self.retention.expect(turn, request.block_hashes, text)
         self.records.arrived(request, turn, returns, gap_s, now)
         return turn
 
-    def _recognise(self, request: Any, now: float) -> Turn:
+    def _recognise(self, request: Any, text: PromptText, now: float) -> Turn:
         """Whose turn it is, and what of its program it continues."""
         identity, hints = identify_request(request)
         hashes, num_tokens = request.block_hashes, request.num_prompt_tokens
-        tokens = request.prompt_token_ids
         program, identity = self.programs.begin_turn(
-            identity, hashes, now, hints, num_tokens, tokens
+            identity, hashes, now, hints, num_tokens, text.tokens
         )
-        is_stray, since, diverged = strays(program, identity, hashes), None, None
+        is_stray, since, diverged = strays(program, identity, hashes, text), None, None
         if not is_stray:
-            since = program.left_by(hashes)
+            since = program.left_by(hashes, text)
             diverged = program.differs(since, identity, request, self.groups.hash_size)
             self._answers.came_back(program, hashes)
         return Turn(
@@ -313,7 +313,8 @@ class SchedulerSide:
         if end is TurnEnd.ABORTED and not self._reader.went_away(request):
             end = TurnEnd.STOP
         # Others of its program may have ended since its arrival.
-        turn.is_stray = strays(turn.program, turn.identity, request.block_hashes)
+        text = PromptText(request.prompt_token_ids)
+        turn.is_stray = strays(turn.program, turn.identity, request.block_hashes, text)
         self.programs.end_turn(
             turn.program,
             turn.identity.hints,
@@ -369,6 +370,7 @@ class SchedulerSide:
             block_size=size,
             num_prompt_tokens=request.num_prompt_tokens,
             answer=request.output_token_ids,
+            before=program.before(turn.since, request.block_hashes),
         )
         program.leave(kept, turn.since, turn.diverged, now)
         end = self.groups.prompts_end(request)

@@ -24,7 +24,7 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.gaps import Gap, Gaps
 from continuum_connector.policy.base import After
-from continuum_connector.programs.continuation import Divergence, Kept
+from continuum_connector.programs.continuation import Divergence, Kept, PromptText
 from continuum_connector.programs.program import MAX_LEFT, OVER_S, Identity, Program
 from continuum_connector.scheduler.found import AgainstStock, Told
 from continuum_connector.scheduler.holds import Hold
@@ -55,7 +55,12 @@ class State(enum.Enum):
     PREEMPTED = "preempted"  # and it has not been admitted again yet
 
 
-def strays(program: Program, identity: Identity, hashes: Sequence[bytes]) -> bool:
+def strays(
+    program: Program,
+    identity: Identity,
+    hashes: Sequence[bytes],
+    text: PromptText,
+) -> bool:
     """Whether a turn says `final` without continuing what its program's last turn left.
 
     A program's id can be guessed, and a call that is no part of the program may carry it, so
@@ -66,7 +71,7 @@ def strays(program: Program, identity: Identity, hashes: Sequence[bytes]) -> boo
     if not identity.hints.final:
         return False
     kept = program.kept
-    return not kept.goes_on_in(hashes) if kept.marks else program.num_active > 1
+    return not kept.goes_on_in(hashes, text) if kept.marks else program.num_active > 1
 
 
 class InUse(NamedTuple):

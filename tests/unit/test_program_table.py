@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from continuum_connector.programs.continuation import Kept
+from continuum_connector.programs.continuation import Kept, PromptText
 from continuum_connector.programs.lineage import NUM_ENDS
 from continuum_connector.programs.program import (
     MAX_KEY_CHARS,
@@ -26,6 +26,7 @@ from continuum_connector.programs.program import (
 )
 
 NO_HINTS = Hints()
+NO_TEXT = PromptText(None)
 
 
 def named(key: str, **hints: object) -> Identity:
@@ -310,20 +311,20 @@ def test_of_a_program_that_nobody_comes_back_for_only_the_newest_is_known_again(
     program.rest()
     assert [int(at) for at in program.left] == list(range(MAX_LEFT + 5))[-MAX_RESTING:]
     newest = MAX_LEFT + 4
-    assert program.left_by(blocks(f"{newest:03}abcdefg")) == newest
-    assert program.left_by(blocks("010abcdefg")) is None
+    assert program.left_by(blocks(f"{newest:03}abcdefg"), NO_TEXT) == newest
+    assert program.left_by(blocks("010abcdefg"), NO_TEXT) is None
 
 
 def test_a_request_of_less_than_a_block_takes_nobodys_place() -> None:
     program = Program("p", IdentitySource.CLIENT, 0.0)
     program.leave(Kept(), None, None, 0.0)
-    assert program.left_by(blocks("any")) == 0.0, "who can tell?"
+    assert program.left_by(blocks("any"), NO_TEXT) == 0.0, "who can tell?"
     left_of(program, 1)
     for at in range(10, 10 + 2 * MAX_LEFT):
         program.leave(Kept(), None, None, float(at))
     assert len(program.left) == 2
-    assert program.left_by(blocks("000abcdefg")) == 0.0
-    assert program.left_by(blocks("other")) is None
+    assert program.left_by(blocks("000abcdefg"), NO_TEXT) == 0.0
+    assert program.left_by(blocks("other"), NO_TEXT) is None
 
 
 # --- ids that name requests -----------------------------------------------------------------

@@ -64,6 +64,7 @@ class Shelf:
         blocks: ChainBlocks,
         now: float,
         request: Any = None,
+        is_prompt_own: bool = True,
     ) -> bool:
         room = self._end - self._next if self.is_up else 0
         new = [n for n, key in enumerate(blocks.keys) if key not in self.slots]

@@ -140,6 +140,37 @@ def test_conversations_under_one_id_find_what_they_find_without(num_slots: int) 
         assert shared > 4500
 
 
+@pytest.mark.parametrize("num_slots", [400, 0], ids=["dram", "vram"])
+@pytest.mark.parametrize(("head", "question"), [(160, 12), (320, 60)], ids=["short", "long"])
+def test_a_conversation_takes_nothing_from_one_that_begins_alike(
+    head: int, question: int, num_slots: int
+) -> None:
+    """By a system prompt nobody continues another's conversation: neither where the question after
+    it is shorter than two blocks, nor where it is most of what the conversation left."""
+    engine = ours(400, num_slots)
+    for number in (1, 2):
+        asked = prompt(head) + prompt(question + 20 * (number - 1), seed=number)
+        engine.add(f"c{number}", asked, 120, program="app")
+        engine.run_until_idle()
+    side = engine.connector.side
+    if num_slots:
+        assert len(side.tier.index.chains_of("job:app")) == 2
+    else:
+        assert all(pin.rank[0] > 0 for pin in side.pins.of("job:app"))
+        assert len(side.pins.of("job:app")) == 2
+    assert len(side.programs.get("job:app").left) == 2
+
+
+def test_a_client_that_writes_answers_anew_is_known_from_its_third_turn_on() -> None:
+    """Its second prompt may be another conversation's; its third has what nobody else has."""
+    engine, asked = ours(400, 400), prompt(200)
+    for number in range(4):
+        engine.add(f"a{number}", asked, 60, program="app")
+        engine.run_until_idle()
+        asked = asked + prompt(60, seed=100 + number)
+    assert len(engine.connector.side.programs.get("job:app").left) == 2
+
+
 def graph(engine: Engine, named: Name, num_workers: int) -> int:
     """What an agent finds that maps over documents, twice, with a worker for each."""
     found, history = 0, prompt(400, seed=1)
@@ -282,7 +313,8 @@ def test_what_a_client_never_keeps_gives_way_before_what_others_left() -> None:
     begin = prompt(320, seed=1)
     turn(engine, "a0", begin + prompt(96, seed=7), "agent")
     turn(engine, "other", prompt(200, seed=2), "other")
-    turn(engine, "a1", begin + prompt(16, seed=3) + prompt(96, seed=8), "agent")
+    kept = begin + engine.outputs["a0"] + prompt(16, seed=3)
+    turn(engine, "a1", kept + prompt(96, seed=8), "agent")
     assert engine.cached["a1"][0] == 320
     old, *others = engine.connector.side.pins
     turn(engine, "new", prompt(930, seed=4), None, final=True)
@@ -307,6 +339,19 @@ def test_a_last_turn_ends_its_own_conversation_alone() -> None:
 
 
 # --- how many contexts of a program are remembered --------------------------------------------
+def test_a_last_call_that_only_begins_as_an_agent_does_leaves_it_as_it_was() -> None:
+    """Most of the agent's context is a system prompt, which the call under its id has as well."""
+    engine = ours(300, 0)
+    turn(engine, "a0", prompt(320) + prompt(60, seed=1), "app")
+    turn(engine, "a1", engine.next_prompt("a0", 20), "app")
+    turn(engine, "call", prompt(320) + prompt(60, seed=2), "app", final=True)
+    [hint] = engine.kv_transfer_params["call"]["continuum"]["hints"]
+    assert hint["outcome"] == "refused"
+    turn(engine, "a2", engine.next_prompt("a1", 20), "app", final=True)
+    told = engine.kv_transfer_params["a2"]["continuum"]
+    assert (told["turn"], told["hints"][0]["outcome"]) == (4, "accepted")
+
+
 @pytest.mark.parametrize("ends_by", ["silence", "final", "final beside another"])
 def test_a_program_that_is_over_keeps_its_newest_contexts(ends_by: str) -> None:
     engine = ours(200, 200)

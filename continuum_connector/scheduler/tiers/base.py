@@ -59,13 +59,15 @@ class Tier(Protocol):
         blocks: ChainBlocks,
         now: float,
         request: Any = None,
+        is_prompt_own: bool = True,
     ) -> bool:
         """Queue a store of those `blocks` that are not there yet. Room is made by evicting what is
         worth no more; blocks that get no room are not stored.
 
         Returns whether most of them are here now or will be. Their VRAM blocks are held until the
         copy has settled, so the caller may release its own hold at once. `request`: the one they
-        belong to. This supersedes the program's chains that they continue, and no other chain.
+        belong to. `is_prompt_own`: whether only what continues them has the end of its prompt. This
+        supersedes the program's chains that they continue, and no other chain.
         """
 
     def find(self, request: Any, num_vram_tokens: int) -> int:

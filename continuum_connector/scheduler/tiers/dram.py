@@ -100,6 +100,7 @@ class DramTier:
         blocks: ChainBlocks,
         now: float,
         request: Any = None,
+        is_prompt_own: bool = True,
     ) -> bool:
         """HostIndex.reserve says which older chains this supersedes."""
         keys, is_up = blocks.keys, self.is_up
@@ -112,7 +113,8 @@ class DramTier:
             return False
         rank = None if self.rank_at is None else self.rank_at(now)
         evicted_before, refused_before = self.index.num_evicted, self.index.num_refused
-        num_prompt, numbers = _num_prompt(blocks, request), self.index.slots_of(keys, program)
+        num_prompt = _num_prompt(blocks, request) if is_prompt_own else 0
+        numbers = self.index.slots_of(keys, program)
         missing = (numbers < 0).nonzero()[0]
         slots = self.index.reserve(keys, program, now, rank, num_prompt, blocks.ends, numbers)
         self._account.count("dram_evicted_blocks", self.index.num_evicted - evicted_before)
