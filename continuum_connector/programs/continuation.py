@@ -24,6 +24,7 @@ from continuum_connector.programs.lineage import PIECE, as_bytes, has_block, pie
 NUM_MARKS = 8  # of a chain
 TO_ITS_END, FROM_ITS_PROMPT, UNKNOWN = 3, 2, 1  # how a turn continues a chain
 NEAR = 2048  # tokens around the end of a prompt in which the next one may repeat its answer
+TAIL = slice(-24, -8)  # of a prompt: by these tokens its end is known; the last are its template's
 MIN_ANSWER = 4  # tokens by which a short answer is known again; its last may be left out
 
 
@@ -34,6 +35,13 @@ class PromptText:
     def __init__(self, tokens: Sequence[int] | None) -> None:
         self.tokens = tokens
         self._parts: dict[int, bytes] = {}
+
+    def goes_on_from(self, kept: Kept) -> bool:
+        """Whether it has the end of that prompt where it was, or a piece of the answer, or nobody
+        can tell."""
+        if self.tokens is None:
+            return True
+        return _tail(self.tokens[: kept.num_prompt_tokens]) == kept.tail or self.repeats(kept)
 
     def repeats(self, kept: Kept) -> bool:
         """Whether it has a piece of that answer where that must be, or nobody can tell."""
@@ -52,8 +60,9 @@ class Kept:
     """The chain of full blocks that a turn left: its number of tokens, and a few marks (index,
     block hash) along it. Only a few, because thousands of programs keep them. `prompt`: a mark at
     the end of the turn's prompt, which has `num_prompt_tokens`; `first`: its first block's hash.
-    `answer`: pieces of what followed. `num_common`: its first blocks that another conversation may
-    begin with as well, as far as we know: those of the prompt that this one began with."""
+    `answer`: pieces of what followed; `tail`: the last tokens before it that are no template's.
+    `num_common`: its first blocks that another conversation begins with as well, as far as we know:
+    what the first turn of this one found, others had computed."""
 
     num_tokens: int = 0
     marks: tuple[tuple[int, bytes], ...] = ()
@@ -62,6 +71,7 @@ class Kept:
     first: bytes = b""
     answer: tuple[bytes, ...] = ()
     num_common: int = 0
+    tail: bytes = b""
 
     @classmethod
     def of(
@@ -70,11 +80,12 @@ class Kept:
         num_blocks: int,
         block_size: int,
         num_prompt_tokens: int = 0,
+        tokens: Sequence[int] | None = None,
         answer: Sequence[int] = (),
-        before: Kept | None = None,
+        num_common: int = 0,
     ) -> Kept:
-        """Mark the first `num_blocks` of `hashes`; `answer`: the output's tokens. `before`: what
-        the turn's prompt went on from, if anything (Program.before)."""
+        """Mark the first `num_blocks` of `hashes`; `tokens`: the prompt's, `answer`: the
+        output's."""
         ends = {num_blocks * i // NUM_MARKS for i in range(1, NUM_MARKS + 1)} - {0}
         marks = tuple([(end - 1, hashes[end - 1]) for end in sorted(ends)])
         # The last block of a prompt may hold what its template puts before an answer alone.
@@ -82,30 +93,27 @@ class Kept:
         prompt = (place, hashes[place]) if place >= 0 else None
         first = hashes[0] if num_blocks else b""
         kept = num_blocks * block_size
-        num_common = before.num_common if before else num_prompt_tokens // block_size
-        return cls(kept, marks, prompt, num_prompt_tokens, first, _pieces(answer), num_common)
+        tail = b"" if tokens is None else _tail(tokens)
+        pieces = _pieces(answer)
+        return cls(kept, marks, prompt, num_prompt_tokens, first, pieces, num_common, tail)
 
     def continued(self, hashes: Sequence[bytes], text: PromptText | None = None) -> int:
         """How surely a turn with those hashes continues the chain: to its end; or from the end of
         its prompt on, because many clients send an answer back without its thinking; or nobody
-        knows, as the chain has no block to tell by; else 0. Where another conversation may have
-        that end, too, a piece of the answer must follow in `text`."""
+        knows, as the chain has no block to tell by; else 0. `text`: the prompt's, because a short
+        question after a system prompt that others have, too, fills no block."""
         if not self.marks:
             return UNKNOWN
         if has_block(hashes, *self.marks[-1]):
             return TO_ITS_END
-        is_from_prompt = self.begins(hashes) and (
-            self.is_prompt_own or text is None or text.repeats(self)
-        )
-        return FROM_ITS_PROMPT if is_from_prompt else 0
-
-    def begins(self, hashes: Sequence[bytes]) -> bool:
-        """Whether a turn with those hashes begins with all of the turn's prompt."""
-        return self.prompt is not None and has_block(hashes, *self.prompt)
+        if self.prompt is None or not has_block(hashes, *self.prompt):
+            return 0
+        is_sure = self.is_prompt_own or text is None or text.goes_on_from(self)
+        return FROM_ITS_PROMPT if is_sure else 0
 
     @property
     def is_prompt_own(self) -> bool:
-        """Whether the prompt's end lies behind an answer, so that only what continues it has it."""
+        """Whether only what continues the chain has the end of its prompt."""
         return self.prompt is not None and self.prompt[0] >= self.num_common
 
     def shared(self, hashes: Sequence[bytes]) -> int:
@@ -113,13 +121,10 @@ class Kept:
         low."""
         return next((mark[0] + 1 for mark in reversed(self.marks) if has_block(hashes, *mark)), 0)
 
-    def goes_on_in(self, hashes: Sequence[bytes], text: PromptText) -> bool:
+    def goes_on_in(self, hashes: Sequence[bytes]) -> bool:
         """Whether a turn with those hashes continues the chain at least to its middle. Not to its
-        end, because the next prompt may repeat the answer without the thinking in it. Where another
-        conversation may have as much, a piece of the answer must follow in `text`."""
-        num = self.shared(hashes)
-        is_most = bool(self.marks) and 2 * num > self.marks[-1][0]
-        return is_most and (num > self.num_common or text.repeats(self))
+        end, because the next prompt may repeat the answer without the thinking in it."""
+        return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
 
     def is_told_again(self, hashes: Sequence[bytes], num_tokens: int, text: PromptText) -> bool:
         """Whether a prompt that does not continue the chain goes on with its conversation: it is
@@ -129,6 +134,10 @@ class Kept:
         if text.tokens is None or not self.answer:
             return has_block(hashes, 0, self.first)
         return text.repeats(self)
+
+
+def _tail(prompt: Sequence[int]) -> bytes:
+    return as_bytes(prompt[TAIL])
 
 
 def _pieces(answer: Sequence[int]) -> tuple[bytes, ...]:

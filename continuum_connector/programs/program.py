@@ -30,6 +30,7 @@ from msgspec import Struct, structs
 from continuum_connector.errors import shown
 from continuum_connector.programs.continuation import (
     MAX_CHAINS,
+    TO_ITS_END,
     UNKNOWN,
     Divergence,
     Kept,
@@ -128,15 +129,18 @@ class Program:
         if surest > UNKNOWN or (surest and not any(kept.marks for kept in self.left.values())):
             return at
         # An edited context: what shares at least half of it, if nothing else does.
-        edited = (at for at, kept in self.left.items() if kept.goes_on_in(hashes, text))
+        edited = (at for at, kept in self.left.items() if kept.goes_on_in(hashes))
         return max(edited, default=None)
 
-    def before(self, since: float | None, hashes: Sequence[bytes]) -> Kept | None:
-        """What a turn continued; if it continued nothing, what it begins as to the end of its
-        prompt, the newest: its client may write answers anew, or it is another conversation."""
-        if since is not None:
-            return self.left.get(since)
-        return next((each for each in reversed(self.left.values()) if each.begins(hashes)), None)
+    def num_common(self, since: float | None, request: Any) -> int | None:
+        """How many blocks others begin with of what a turn continued at `since`; None if it
+        continued nothing, or nobody can be sure, as what begins alike may be another's."""
+        kept = None if since is None else self.left.get(since)
+        if kept is None:
+            return None
+        is_whole = kept.continued(request.block_hashes) == TO_ITS_END
+        is_sure = is_whole or PromptText(request.prompt_token_ids).goes_on_from(kept)
+        return kept.num_common if is_sure else None
 
     def differs(
         self, since: float | None, identity: Identity, request: Any, block_size: int

@@ -93,7 +93,7 @@ class Decisions:
         """Store what the program's first turn, of which nothing else is kept, found and then
         departed from: two prompts begin with it, so others may. A prompt of which all was found is
         one that was sent twice. Of a later turn, what it found may be its program's own."""
-        num_found = bisect_right(blocks.ends, sum(turn.hit_tokens.values()))
+        num_found = bisect_right(blocks.ends, turn.num_found)
         if 0 < num_found < bisect_right(blocks.ends, request.num_prompt_tokens - 1):
             self._store(turn, request, blocks.only(range(num_found)), now)
 

@@ -90,8 +90,7 @@ class Records:
     def _count_against_stock(self, turn: Turn) -> None:
         against = turn.against_stock
         if against is None:
-            num_found = sum(turn.hit_tokens.values())
-            self.account.count("tokens_against_stock", num_found, "unknown")
+            self.account.count("tokens_against_stock", turn.num_found, "unknown")
             return
         for kept, num_tokens in against.as_dict().items():
             if num_tokens:

@@ -238,13 +238,12 @@ class SchedulerSide:
 
     def _begins(self, turn: Turn, request: Any, now: float) -> None:
         """The turn runs for the first time."""
-        num_found = sum(turn.hit_tokens.values())
-        self.waits.gate.found(turn, num_found)
+        self.waits.gate.found(turn, turn.num_found)
         self.records.admitted(request, turn, now)
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
         self._costs.waited(now - turn.arrival, turn.vram_tokens < shared, now)
         if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
-            self.tier.lend(turn.program.key, request, num_found)
+            self.tier.lend(turn.program.key, request, turn.num_found)
 
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
@@ -277,6 +276,8 @@ class SchedulerSide:
         turn = self.turns.end(request.request_id)
         if turn is None:  # it came before we were switched off and on again
             return None
+        while now in turn.program.left:  # what it leaves is known by its end: no two have the same
+            now = math.nextafter(now, math.inf)
         self.waits.left(turn)
         self.steps.note_change()
         self._stock.finished(request)
@@ -364,13 +365,15 @@ class SchedulerSide:
     def _note_kept(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
         program, size = turn.program, self.groups.hash_size
         hit = max(0, blocks.end - self.groups.num_proof_tokens)
+        num_common = program.num_common(turn.since, request)
         kept = Kept.of(
             request.block_hashes,
             num_blocks=hit // size,
             block_size=size,
             num_prompt_tokens=request.num_prompt_tokens,
+            tokens=request.prompt_token_ids,
             answer=request.output_token_ids,
-            before=program.before(turn.since, request.block_hashes),
+            num_common=turn.num_found // size if num_common is None else num_common,
         )
         program.leave(kept, turn.since, turn.diverged, now)
         end = self.groups.prompts_end(request)

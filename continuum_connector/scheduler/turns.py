@@ -71,7 +71,10 @@ def strays(
     if not identity.hints.final:
         return False
     kept = program.kept
-    return not kept.goes_on_in(hashes, text) if kept.marks else program.num_active > 1
+    if not kept.marks:
+        return program.num_active > 1
+    is_edited = kept.goes_on_in(hashes) and text.repeats(kept)
+    return not (kept.continued(hashes, text) or is_edited)
 
 
 class InUse(NamedTuple):
@@ -144,11 +147,16 @@ class Turn:
         return self.came_for if self.came_for is not None and self.came_for.ended is None else None
 
     @property
+    def num_found(self) -> int:
+        """Tokens of its prompt that were found, in any memory."""
+        return sum(self.hit_tokens.values())
+
+    @property
     def against_stock(self) -> AgainstStock | None:
         """The tokens that it found by who kept them; None if nobody knows."""
         if self.stock_tokens is None:
             return None
-        return AgainstStock.of(sum(self.hit_tokens.values()), self.stock_tokens)
+        return AgainstStock.of(self.num_found, self.stock_tokens)
 
     def place(self) -> float:
         """The turn's place in line, in monotonic seconds: its program's arrival, or half the head

@@ -91,6 +91,19 @@ def shared_key(dice: random.Random, client: str) -> Plan:
             now += dice.uniform(2, 6) if tool else dice.uniform(5, 60)
 
 
+def begin_alike(dice: random.Random, client: str) -> Plan:
+    """Conversations that know nothing of one another, under one id; long answers follow a system
+    prompt and a short question."""
+    question, answer = dice.choice([8, 12, 16]), dice.choice([200, 250])
+    for chat in range(dice.randint(5, 10)):
+        now, num_turns = dice.uniform(0, 8), dice.randint(3, 5)
+        for number in range(num_turns):
+            new = dice.choice([16, 40]) if number else question + dice.choice([0, 16])
+            tool = "run" if number < num_turns - 1 else None
+            yield now, Turn(f"{client}.chat{chat}", new, answer=answer, tool=tool, name=client)
+            now += dice.uniform(2, 6)
+
+
 def samples(dice: random.Random, client: str) -> Plan:
     """A prompt several times at once, and never again."""
     copies, length = dice.choice([2, 4]), dice.choice([100, 400])
@@ -154,14 +167,32 @@ def draw(seed: int) -> Trace:
     )
     cast = ["agent"] * dice.randint(1, 3)
     cast += [dice.choice(list(KINDS)) for _ in range(dice.randint(1, 3))]
-    plans = []
-    for place, name in enumerate(cast):
-        plan = KINDS.get(name, agent)(dice, f"{name}{place}")
-        plans += [(now // TICK_S, turn) for now, turn in plan]
+    plans = [[*KINDS.get(name, agent)(dice, f"{name}{at}")] for at, name in enumerate(cast)]
+    return _trace(dice, world, plans, head, suspect=f"{cast[-1]}{len(cast) - 1}")
+
+
+def draw_alike(seed: int) -> Trace:
+    """Another: conversations of one id that begin with one long system prompt, among one-shots."""
+    dice = random.Random(f"alike {seed}")
+    world = World(blocks=dice.choice([100, 150]), slots=dice.choice([0, 60, 120]))
+    plans = [[(0.0, Turn("before.main", 60))], [*begin_alike(dice, "app")]]
+    plans += [[*one_shots(dice, f"shots{number}")] for number in range(dice.randint(1, 3))]
+    return _trace(dice, world, plans, head=160, suspect="app")
+
+
+def _trace(
+    dice: random.Random,
+    world: World,
+    plans: list[list[tuple[float, Turn]]],
+    head: int,
+    suspect: str,
+) -> Trace:
+    """All clients' turns on one clock."""
+    timed = [(now // TICK_S, turn) for plan in plans for now, turn in plan]
     turns, last = [], 0.0
-    for tick, turn in sorted(plans, key=lambda each: each[0]):
+    for tick, turn in sorted(timed, key=lambda each: each[0]):
         priority = dice.randint(0, 2) if world.priorities else 0
         after_s = (tick - last) * TICK_S
         turns.append(replace(turn, after_s=after_s, head=head, priority=priority))
         last = tick
-    return Trace(world, tuple(turns), suspect=f"{cast[-1]}{len(cast) - 1}")
+    return Trace(world, tuple(turns), suspect)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.vllm.policy_draws import KINDS, draw
+from tests.vllm.policy_draws import KINDS, draw, draw_alike
 from tests.vllm.policy_machine import RULES, Case, broken
 from tests.vllm.policy_shrink import report, shrink
 from tests.vllm.policy_traces import Trace, Turn, World
@@ -28,6 +28,12 @@ def test_traces_that_broke_a_rule_once(seed: int) -> None:
     """277, 543: cheaper pins that freed too little ended beside the one that sufficed. 498: VRAM
     had the tail of a chain, not its head, and the disk was not asked for what was between."""
     assert not broken(draw(seed))
+
+
+@pytest.mark.parametrize("seed", [4, 6, 8, 13])
+def test_conversations_that_begin_alike_find_under_one_id_what_they_find_without(seed: int) -> None:
+    """Each broke a rule as long as the end of a prompt was known by its blocks alone."""
+    assert not broken(draw_alike(seed))
 
 
 def test_these_seeds_ask_for_something() -> None:

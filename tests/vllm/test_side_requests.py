@@ -141,33 +141,38 @@ def test_conversations_under_one_id_find_what_they_find_without(num_slots: int) 
 
 
 @pytest.mark.parametrize("num_slots", [400, 0], ids=["dram", "vram"])
-@pytest.mark.parametrize(("head", "question"), [(160, 12), (320, 60)], ids=["short", "long"])
-def test_a_conversation_takes_nothing_from_one_that_begins_alike(
-    head: int, question: int, num_slots: int
-) -> None:
-    """By a system prompt nobody continues another's conversation: neither where the question after
-    it is shorter than two blocks, nor where it is most of what the conversation left."""
-    engine = ours(400, num_slots)
-    for number in (1, 2):
-        asked = prompt(head) + prompt(question + 20 * (number - 1), seed=number)
-        engine.add(f"c{number}", asked, 120, program="app")
+def test_a_conversation_takes_nothing_from_one_that_begins_alike(num_slots: int) -> None:
+    """The question fills no block, so by blocks each goes on from the end of another's prompt."""
+    engine, system = ours(400, num_slots), prompt(160)
+    engine.add("before", system + prompt(60, seed=9), 8, program="other")
+    for number in (1, 2, 3):
+        asked = system + prompt(12 + 20 * (number % 2), seed=number)
+        engine.add(f"c{number}", asked, 200, program="app")
         engine.run_until_idle()
     side = engine.connector.side
     if num_slots:
-        assert len(side.tier.index.chains_of("job:app")) == 2
+        assert len(side.tier.index.chains_of("job:app")) == 3
     else:
-        assert all(pin.rank[0] > 0 for pin in side.pins.of("job:app"))
-        assert len(side.pins.of("job:app")) == 2
-    assert len(side.programs.get("job:app").left) == 2
+        assert [pin.rank[0] > 0 for pin in side.pins.of("job:app")] == [True] * 3
+    assert len(side.programs.get("job:app").left) == 3
 
 
-def test_a_client_that_writes_answers_anew_is_known_from_its_third_turn_on() -> None:
-    """Its second prompt may be another conversation's; its third has what nobody else has."""
+def test_a_client_that_writes_answers_anew_is_known_by_the_end_of_its_last_prompt() -> None:
+    """Even if another program has begun as it does."""
     engine, asked = ours(400, 400), prompt(200)
+    engine.add("before", asked + prompt(60, seed=9), 8, program="other")
     for number in range(4):
         engine.add(f"a{number}", asked, 60, program="app")
         engine.run_until_idle()
         asked = asked + prompt(60, seed=100 + number)
+    assert len(engine.connector.side.programs.get("job:app").left) == 1
+
+
+def test_two_conversations_whose_turns_end_at_once_are_both_known() -> None:
+    engine = ours(400, 0)
+    for number in (1, 2):
+        engine.add(f"c{number}", prompt(100, seed=number), 8, program="app")
+    engine.run_until_idle()
     assert len(engine.connector.side.programs.get("job:app").left) == 2
 
 
@@ -313,8 +318,7 @@ def test_what_a_client_never_keeps_gives_way_before_what_others_left() -> None:
     begin = prompt(320, seed=1)
     turn(engine, "a0", begin + prompt(96, seed=7), "agent")
     turn(engine, "other", prompt(200, seed=2), "other")
-    kept = begin + engine.outputs["a0"] + prompt(16, seed=3)
-    turn(engine, "a1", kept + prompt(96, seed=8), "agent")
+    turn(engine, "a1", begin + prompt(16, seed=3) + prompt(96, seed=8), "agent")
     assert engine.cached["a1"][0] == 320
     old, *others = engine.connector.side.pins
     turn(engine, "new", prompt(930, seed=4), None, final=True)
