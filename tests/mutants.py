@@ -212,6 +212,27 @@ MUTANTS = (
         "tests/unit/test_dram_worth.py",
     ),
     Mutant(
+        "programs: by its blocks a system prompt is the end of any prompt",
+        "programs/continuation.py",
+        "        is_sure = self.is_prompt_own or text is None or text.goes_on_from(self)\n",
+        "        is_sure = True\n",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
+        "programs: of two turns that end at once one is forgotten",
+        "scheduler/scheduler.py",
+        "        while now in turn.program.left:",
+        "        while False:",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
+        "hints: a final that has a system prompt in common ends the program",
+        "scheduler/turns.py",
+        "kept.goes_on_in(hashes) and text.repeats(kept)",
+        "kept.goes_on_in(hashes)",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
         "copies: one rank's word is enough",
         "scheduler/tiers/traffic.py",
         "            if transfer.outcome.num_ranks == self._world_size:\n",
