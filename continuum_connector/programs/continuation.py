@@ -24,7 +24,7 @@ from continuum_connector.programs.lineage import PIECE, as_bytes, has_block, pie
 NUM_MARKS = 8  # of a chain
 TO_ITS_END, FROM_ITS_PROMPT, UNKNOWN = 3, 2, 1  # how a turn continues a chain
 NEAR = 2048  # tokens around the end of a prompt in which the next one may repeat its answer
-TAIL = slice(-24, -8)  # of a prompt: by these tokens its end is known; the last are its template's
+TAIL = 24, 8  # from its end: tokens by which a prompt's end is known; the last are its template's
 MIN_ANSWER = 4  # tokens by which a short answer is known again; its last may be left out
 
 
@@ -41,7 +41,7 @@ class PromptText:
         can tell."""
         if self.tokens is None:
             return True
-        return _tail(self.tokens[: kept.num_prompt_tokens]) == kept.tail or self.repeats(kept)
+        return _tail(self.tokens, kept.num_prompt_tokens) == kept.tail or self.repeats(kept)
 
     def repeats(self, kept: Kept) -> bool:
         """Whether it has a piece of that answer where that must be, or nobody can tell."""
@@ -93,7 +93,7 @@ class Kept:
         prompt = (place, hashes[place]) if place >= 0 else None
         first = hashes[0] if num_blocks else b""
         kept = num_blocks * block_size
-        tail = b"" if tokens is None else _tail(tokens)
+        tail = b"" if tokens is None else _tail(tokens, num_prompt_tokens)
         pieces = _pieces(answer)
         return cls(kept, marks, prompt, num_prompt_tokens, first, pieces, num_common, tail)
 
@@ -136,8 +136,9 @@ class Kept:
         return text.repeats(self)
 
 
-def _tail(prompt: Sequence[int]) -> bytes:
-    return as_bytes(prompt[TAIL])
+def _tail(tokens: Sequence[int], end: int) -> bytes:
+    first, last = TAIL
+    return as_bytes(tokens[max(0, end - first) : max(0, end - last)])
 
 
 def _pieces(answer: Sequence[int]) -> tuple[bytes, ...]:
