@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -289,11 +290,18 @@ class VllmServer(Companion):
         return match[1] if match else ""
 
 
+PORTS = range(20_000, 32_000)  # below those that Linux gives to whoever asks for any
+_dice = random.SystemRandom()
+
+
 def free_port() -> int:
-    """A TCP port nobody listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port nobody listens on at this moment, nor is given by chance until a server that has
+    first to import everything binds to it."""
+    while True:
+        port = _dice.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def spawn(
