@@ -132,14 +132,15 @@ class Program:
         edited = (at for at, kept in self.left.items() if kept.goes_on_in(hashes))
         return max(edited, default=None)
 
-    def num_common(self, since: float | None, request: Any) -> int | None:
+    def num_common(
+        self, since: float | None, hashes: Sequence[bytes], text: PromptText
+    ) -> int | None:
         """How many blocks others begin with of what a turn continued at `since`; None if it
         continued nothing, or nobody can be sure, as what begins alike may be another's."""
         kept = None if since is None else self.left.get(since)
         if kept is None:
             return None
-        is_whole = kept.continued(request.block_hashes) == TO_ITS_END
-        is_sure = is_whole or PromptText(request.prompt_token_ids).goes_on_from(kept)
+        is_sure = kept.continued(hashes) == TO_ITS_END or text.goes_on_from(kept)
         return kept.num_common if is_sure else None
 
     def differs(

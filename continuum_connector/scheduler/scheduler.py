@@ -327,7 +327,7 @@ class SchedulerSide:
             answer=request.output_token_ids,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
-            self._note_kept(turn, request, blocks, now)
+            self._note_kept(turn, request, text, blocks, now)
         # Before the first decision, or the average is one block and this turn counts as hundreds.
         self._costs.assume(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:
@@ -362,16 +362,18 @@ class SchedulerSide:
         blocks = self.groups.take_kept(tables, request, needs_prompt, turn.taken)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
-    def _note_kept(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
+    def _note_kept(
+        self, turn: Turn, request: Any, text: PromptText, blocks: ChainBlocks, now: float
+    ) -> None:
         program, size = turn.program, self.groups.hash_size
         hit = max(0, blocks.end - self.groups.num_proof_tokens)
-        num_common = program.num_common(turn.since, request)
+        num_common = program.num_common(turn.since, request.block_hashes, text)
         kept = Kept.of(
             request.block_hashes,
             num_blocks=hit // size,
             block_size=size,
             num_prompt_tokens=request.num_prompt_tokens,
-            tokens=request.prompt_token_ids,
+            tokens=text.tokens,
             answer=request.output_token_ids,
             num_common=turn.num_found // size if num_common is None else num_common,
         )
