@@ -144,7 +144,7 @@ def test_conversations_under_one_id_find_what_they_find_without(num_slots: int) 
 def test_a_conversation_takes_nothing_from_one_that_begins_alike(num_slots: int) -> None:
     """The question fills no block, so by blocks each goes on from the end of another's prompt."""
     engine, system = ours(400, num_slots), prompt(160)
-    engine.add("before", system + prompt(60, seed=9), 8, program="other")
+    turn(engine, "before", system + prompt(60, seed=9), "other")
     for number in (1, 2, 3):
         asked = system + prompt(12 + 20 * (number % 2), seed=number)
         engine.add(f"c{number}", asked, 200, program="app")
@@ -159,13 +159,15 @@ def test_a_conversation_takes_nothing_from_one_that_begins_alike(num_slots: int)
 
 def test_a_client_that_writes_answers_anew_is_known_by_the_end_of_its_last_prompt() -> None:
     """Even if another program has begun as it does."""
-    engine, asked = ours(400, 400), prompt(200)
-    engine.add("before", asked + prompt(60, seed=9), 8, program="other")
+    engine, asked = ours(400, 0), prompt(200)
+    turn(engine, "before", asked + prompt(60, seed=9), "other")
     for number in range(4):
         engine.add(f"a{number}", asked, 60, program="app")
         engine.run_until_idle()
         asked = asked + prompt(60, seed=100 + number)
-    assert len(engine.connector.side.programs.get("job:app").left) == 1
+    side = engine.connector.side
+    assert len(side.programs.get("job:app").left) == 1
+    assert len(side.pins.of("job:app")) == 1, "each turn took over its last one's pin"
 
 
 def test_two_conversations_whose_turns_end_at_once_are_both_known() -> None:
@@ -342,7 +344,6 @@ def test_a_last_turn_ends_its_own_conversation_alone() -> None:
     assert engine.cached["b3"][1] <= 32, "it left DRAM first"
 
 
-# --- how many contexts of a program are remembered --------------------------------------------
 def test_a_last_call_that_only_begins_as_an_agent_does_leaves_it_as_it_was() -> None:
     """Most of the agent's context is a system prompt, which the call under its id has as well."""
     engine = ours(300, 0)
@@ -356,6 +357,7 @@ def test_a_last_call_that_only_begins_as_an_agent_does_leaves_it_as_it_was() -> 
     assert (told["turn"], told["hints"][0]["outcome"]) == (4, "accepted")
 
 
+# --- how many contexts of a program are remembered --------------------------------------------
 @pytest.mark.parametrize("ends_by", ["silence", "final", "final beside another"])
 def test_a_program_that_is_over_keeps_its_newest_contexts(ends_by: str) -> None:
     engine = ours(200, 200)
