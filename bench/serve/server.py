@@ -297,11 +297,11 @@ _dice = random.SystemRandom()
 def free_port() -> int:
     """A TCP port nobody listens on at this moment, nor is given by chance until a server that has
     first to import everything binds to it."""
-    while True:
-        port = _dice.choice(PORTS)
+    for port in _dice.sample(PORTS, 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise ServerError(f"of 100 ports between {PORTS.start} and {PORTS.stop} none is free")
 
 
 def spawn(
