@@ -219,6 +219,20 @@ MUTANTS = (
         "tests/vllm/test_side_requests.py",
     ),
     Mutant(
+        "programs: conversations that begin alike are taken for edits again and again",
+        "programs/program.py",
+        "            self.begin_alike = True\n",
+        "",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
+        "gaps: a pause is learned that may have been none",
+        "scheduler/decider.py",
+        "        if since is not None and turn.may_begin_alike:\n",
+        "        if False:\n",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
         "programs: of two turns that end at once one is forgotten",
         "scheduler/scheduler.py",
         "        while now in turn.program.left:",

@@ -336,11 +336,15 @@ class Gaps:
         seconds = None
         if gap is not None and self.drop(gap):
             seconds = max(0.0, now - gap.since)
-            if gap.asked.ending is not Ending.ANSWER:  # the paper's programs wait for no people
-                self._recorded.add(self._times.longest(gap.asked), seconds)
-            self._times.observe(gap.asked, seconds, after_s=gap.observed_s)
+            self.learn(gap, seconds)
         self._observe_open(now)
         return seconds
+
+    def learn(self, gap: Gap, seconds: float) -> None:
+        """A gap that is open no more has lasted for so long."""
+        if gap.asked.ending is not Ending.ANSWER:  # the paper's programs wait for no people
+            self._recorded.add(self._times.longest(gap.asked), seconds)
+        self._times.observe(gap.asked, seconds, after_s=gap.observed_s)
 
     def ended(self, gap: Gap, now: float) -> None:
         """The gap's program is done or forgotten, so the gap is longer than it has lasted so

@@ -21,9 +21,9 @@ import enum
 import hashlib
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -87,6 +87,13 @@ class Identity(Struct, frozen=True):
     parts: str = ""
 
 
+class Edited(NamedTuple):
+    """What a turn left, and when the one ended `by` which it may have been edited."""
+
+    kept: Kept
+    by: float
+
+
 @dataclass
 class Program:
     """One agent run.
@@ -113,6 +120,10 @@ class Program:
     # What its turns left that none has continued yet, by when each ended. Several where it has
     # side requests, forks, or conversations that share its name.
     left: dict[float, Kept] = field(default_factory=dict)
+    # What turns were taken for edits of. If any of it is continued after all, the conversations of
+    # this id `begin_alike`: then all of it is back, and no turn is taken for an edit again.
+    edited: dict[float, Edited] = field(default_factory=dict)
+    begin_alike: bool = False
     # How the prompts diverged of the turns that left the newest of these.
     diverged: dict[float, Divergence] = field(default_factory=dict)
 
@@ -123,10 +134,14 @@ class Program:
     def left_by(self, hashes: Sequence[bytes], text: PromptText) -> float | None:
         """When the turn ended that a turn with those hashes continues; None if it continues none,
         or none that is known any more."""
-        found = [(kept.continued(hashes, text), at) for at, kept in self.left.items()]
-        surest, at = max(found, default=(0, 0.0))
+        surest, at = _surest(self.left, hashes, text)
         # What has no full block, as a request for a title, may be continued by anything.
         if surest > UNKNOWN or (surest and not any(kept.marks for kept in self.left.values())):
+            return at
+        if self.begin_alike:
+            return None
+        surest, at = _surest(self._before_edits(), hashes, text)
+        if surest:
             return at
         # An edited context: what shares at least half of it, if nothing else does.
         edited = (at for at, kept in self.left.items() if kept.goes_on_in(hashes))
@@ -137,11 +152,25 @@ class Program:
     ) -> int | None:
         """How many blocks others begin with of what a turn continued at `since`; None if it
         continued nothing, or nobody can be sure, as what begins alike may be another's."""
+        if since in self.edited:
+            return self.edited[since].kept.num_common
         kept = None if since is None else self.left.get(since)
         if kept is None:
             return None
         is_sure = kept.continued(hashes) == TO_ITS_END or text.goes_on_from(kept)
         return kept.num_common if is_sure else None
+
+    def may_begin_alike(self, since: float | None, hashes: Sequence[bytes]) -> bool:
+        """Whether a turn has no more in common with what was left at `since` than others have."""
+        kept = None if since is None else self.left.get(since)
+        return kept is not None and kept.shared(hashes) <= kept.num_common
+
+    def edited_by(self, ended: float | None) -> float | None:
+        """When that was left which the turn that ended then was taken for an edit of."""
+        return next((at for at, each in self.edited.items() if each.by == ended), None)
+
+    def _before_edits(self) -> dict[float, Kept]:
+        return {at: each.kept for at, each in self.edited.items()}
 
     def differs(
         self, since: float | None, identity: Identity, request: Any, block_size: int
@@ -173,25 +202,49 @@ class Program:
         return max((at for at in self.left if at <= last_used), default=None)
 
     def leave(
-        self, kept: Kept, since: float | None, diverged: Divergence | None, now: float
+        self,
+        kept: Kept,
+        since: float | None,
+        diverged: Divergence | None,
+        now: float,
+        is_edit: bool = False,
     ) -> None:
-        """A turn that continued what was left at `since`, or `diverged`, leaves `kept`."""
+        """A turn that continued what was left at `since`, or `diverged`, leaves `kept`. `is_edit`:
+        it only shares so much with what was left that it may be its context, edited."""
+        if since in self.edited:
+            self.begin_alike = True
+            self.left = dict(sorted({**self._before_edits(), **self.left}.items()))
+            self.edited.clear()
         if since is not None:
-            self.left.pop(since, None)
+            before = self.left.pop(since, None)
+            if is_edit and before is not None and before.marks:
+                self.edited[since] = Edited(before, by=now)
+                _forget_oldest(self.edited, MAX_LEFT)
         if not kept.marks:  # nothing tells it from others without a full block
             self.left = {at: each for at, each in self.left.items() if each.marks}
-        if len(self.left) >= MAX_LEFT:
-            del self.left[next(iter(self.left))]
         self.left[now] = self.kept = kept
+        _forget_oldest(self.left, MAX_LEFT)
         if diverged is not None:
             self.diverged[now] = diverged
-            for at in list(self.diverged)[:-MAX_CHAINS]:
-                del self.diverged[at]
+            _forget_oldest(self.diverged, MAX_CHAINS)
 
     def rest(self) -> None:
         """It counts as over: of what its turns left only the newest is known again."""
-        for at in list(self.left)[:-MAX_RESTING]:
-            del self.left[at]
+        _forget_oldest(self.left, MAX_RESTING)
+        _forget_oldest(self.edited, MAX_RESTING)
+
+
+def _surest(
+    chains: Mapping[float, Kept], hashes: Sequence[bytes], text: PromptText
+) -> tuple[int, float]:
+    """How surely a turn continues one of the chains, and when that was left."""
+    found = [(kept.continued(hashes, text), at) for at, kept in chains.items()]
+    return max(found, default=(0, 0.0))
+
+
+def _forget_oldest(chains: dict[float, Any], most: int) -> None:
+    while len(chains) > most:
+        del chains[next(iter(chains))]
 
 
 class Answers:
@@ -483,6 +536,7 @@ def _start_over(program: Program, now: float) -> None:
     program.num_turns = program.num_finished = program.num_counted = 0
     program.kept = Kept()
     program.left.clear()
+    program.edited.clear()
     program.diverged.clear()
     program.parent = None
     program.final = False

@@ -59,7 +59,15 @@ class Decider:
         """A turn arrived; return how long its program was away, or None if it was not away."""
         if self.policy.reads and not turn.identity.hints.tools:
             self._reader.start()
-        return None if turn.is_stray else self.away.arrived(turn.program.key, turn.since, now)
+        if turn.is_stray:
+            return None
+        program, since = turn.program, turn.since
+        if since is not None and turn.may_begin_alike:
+            self.away.hold_gap(program.key, since, now)
+            since = None
+        if (before := program.edited_by(since)) is not None:
+            self.away.learn_held(program.key, before)
+        return self.away.arrived(program.key, since, now)
 
     def settled(self, transfer: Transfer, now: float) -> None:
         """A transfer is over: if its bytes arrived, learn how long such a copy takes.

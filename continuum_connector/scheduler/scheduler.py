@@ -153,8 +153,11 @@ class SchedulerSide:
             identity, hashes, now, hints, num_tokens, text.tokens
         )
         is_stray, since, diverged = strays(program, identity, hashes, text), None, None
+        num_common, may_begin_alike = None, False
         if not is_stray:
             since = program.left_by(hashes, text)
+            num_common = program.num_common(since, hashes, text)
+            may_begin_alike = num_common is None and program.may_begin_alike(since, hashes)
             diverged = program.differs(since, identity, request, self.groups.hash_size)
             self._answers.came_back(program, hashes)
         return Turn(
@@ -165,6 +168,8 @@ class SchedulerSide:
             arrival=now,
             is_stray=is_stray,
             since=since,
+            num_common=num_common,
+            may_begin_alike=may_begin_alike,
             diverged=diverged,
             # It may already have KV, if it came while we were switched off.
             epoch=self._epochs.of_kv(request.num_computed_tokens),
@@ -367,7 +372,7 @@ class SchedulerSide:
     ) -> None:
         program, size = turn.program, self.groups.hash_size
         hit = max(0, blocks.end - self.groups.num_proof_tokens)
-        num_common = program.num_common(turn.since, request.block_hashes, text)
+        num_common = turn.num_common
         kept = Kept.of(
             request.block_hashes,
             num_blocks=hit // size,
@@ -377,7 +382,7 @@ class SchedulerSide:
             answer=request.output_token_ids,
             num_common=turn.num_found // size if num_common is None else num_common,
         )
-        program.leave(kept, turn.since, turn.diverged, now)
+        program.leave(kept, turn.since, turn.diverged, now, turn.is_edit)
         end = self.groups.prompts_end(request)
         self._answers.finished(program, request.block_hashes, end)
 

@@ -93,6 +93,8 @@ class Turn:
 
     `is_stray`: what `strays` said at its arrival, and says again at its end. `since`: the end of
     the earlier turn that it continues, the key in `Program.left`; None if it continues none.
+    `num_common`: how many blocks others begin with of what that left; None if nobody can be sure.
+    `may_begin_alike`: it has no more than those in common with it.
     `diverged`: where its prompt departs from its program's earlier ones, if it repeats them without
     continuing any. `epoch`: the epoch of its oldest KV. `max_head_start_s`: how much earlier than
     its arrival it may stand in line.
@@ -115,6 +117,8 @@ class Turn:
     arrival: float
     is_stray: bool = False
     since: float | None = None
+    num_common: int | None = None
+    may_begin_alike: bool = False
     diverged: Divergence | None = None
     epoch: int = 0
     max_head_start_s: float = 0.0
@@ -140,6 +144,12 @@ class Turn:
     def is_admitted(self) -> bool:
         """Whether it has run, so that it may have held blocks."""
         return self.state is not State.WAITING
+
+    @property
+    def is_edit(self) -> bool:
+        """Whether it may go on with what it continues, edited, or with another conversation that
+        begins alike."""
+        return self.since is not None and self.num_common is None
 
     @property
     def pin(self) -> LivePin | None:
@@ -494,6 +504,8 @@ class Away:
         self._max_programs = max_programs
         self._absences: OrderedDict[str, Absence] = OrderedDict()  # the longest absence is first
         self._once: OrderedDict[str, None] = OrderedDict()  # of unnamed programs of one turn
+        # Gaps by program and begin, and after how many seconds a turn may have ended them.
+        self._held: OrderedDict[tuple[str, float], tuple[Gap, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._absences)
@@ -511,7 +523,23 @@ class Away:
     def arrived(self, program: str, since: float | None, now: float) -> float | None:
         """The program is back, and continues what a turn left that ended at `since`, if any; return
         how many seconds ago that was, or None if nobody knows."""
+        if since is not None and (held := self._held.pop((program, since), None)):
+            self._gaps.learn(held[0], now - since)  # what came meanwhile was no edit of it
         return self._gaps.arrived(self._take_gap(program, since), now)
+
+    def hold_gap(self, program: str, since: float, now: float) -> None:
+        """A turn goes on with what was left at `since`, edited, or with another conversation that
+        begins alike: which, a later turn shows. Until then nothing is learned."""
+        gap = self._take_gap(program, since)
+        if gap is not None and self._gaps.drop(gap):
+            self._held[program, since] = gap, now - since
+            if len(self._held) > self._max_programs:
+                self._held.popitem(last=False)
+
+    def learn_held(self, program: str, since: float) -> None:
+        """A turn continues what that turn made of it: it was an edit."""
+        if held := self._held.pop((program, since), None):
+            self._gaps.learn(*held)
 
     def ended(self, program: str, now: float) -> None:
         """The program is over: count its open gaps as longer than until now."""
@@ -543,6 +571,7 @@ class Away:
 
     def forget_gaps(self) -> None:
         """Drop all gaps without learning from them, because we will not see the programs return."""
+        self._held.clear()
         for program in list(self._absences):
             for since in self._since(program):
                 if (gap := self._take_gap(program, since)) is not None:

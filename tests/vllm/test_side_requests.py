@@ -170,6 +170,72 @@ def test_a_client_that_writes_answers_anew_is_known_by_the_end_of_its_last_promp
     assert len(side.pins.of("job:app")) == 1, "each turn took over its last one's pin"
 
 
+def under_one_system_prompt(engine: Engine, named: Name, num_rounds: int = 6) -> list[int]:
+    """What conversations find that take turns, in each round: most of each is a system prompt."""
+    system, found = prompt(320, seed=77), []
+    for number in range(num_rounds):
+        found.append(0)
+        for each in range(8):
+            name, asked = f"c{each}.{number}", system + prompt(60, seed=100 + each)
+            if number:
+                asked = engine.next_prompt(f"c{each}.{number - 1}", 60)
+            engine.add(name, asked, 60, program=named(f"c{each}"))
+            engine.run_until_idle()
+            found[-1] += sum(engine.cached[name])
+            later(engine, 2.0)
+        for other in range(4):
+            name = f"f{number}.{other}"
+            turn(engine, name, prompt(190, seed=1000 + 20 * number + other), None)
+            later(engine, 0.5)
+    if engine.connector is not None:
+        check(engine)
+    return found
+
+
+@pytest.mark.parametrize("num_slots", [120, 60, 0], ids=["dram", "little", "vram"])
+def test_conversations_under_one_long_system_prompt_are_told_apart_in_the_end(
+    num_slots: int,
+) -> None:
+    """A first turn looks like an edit of another conversation's; then that is continued after all.
+    No pause is learned from what was none."""
+    shared = under_one_system_prompt(ours(120, num_slots), one_id)
+    own = under_one_system_prompt(ours(120, num_slots), itself)
+    assert sum(shared) >= 0.95 * sum(own)
+    assert sum(shared[3:]) >= 0.95 * sum(own[3:])
+    assert sum(shared) >= 1.2 * sum(under_one_system_prompt(stock(120), nothing))
+
+
+def test_what_was_taken_for_edited_is_back_once_any_of_it_is_continued() -> None:
+    engine = ours(400, 0)
+    under_one_system_prompt(engine, one_id, num_rounds=1)
+    program = engine.connector.side.programs.get("job:app")
+    assert (len(program.left), len(program.edited)) == (1, 7)
+    turn(engine, "on", engine.next_prompt("c0.0", 60), "app")
+    assert program.begin_alike
+    assert (len(program.left), len(program.edited)) == (8, 0)
+    turn(engine, "new", prompt(320, seed=77) + prompt(60, seed=9), "app")
+    assert len(program.left) == 9
+
+
+@pytest.mark.parametrize("is_edit", [True, False], ids=["edited", "another"])
+def test_the_pause_before_an_edit_is_learned_once_a_turn_shows_which_it_was(is_edit: bool) -> None:
+    engine = ours(400, 0)
+    engine.connector.side.decider._reader.read = lambda *_, **__: Asked(Ending.CALLS, ("run",))
+    gaps, system = engine.connector.side.decider.gaps, prompt(320, seed=77)
+
+    def recorded() -> list[int]:
+        return [round(gap) for gap in gaps.recorded(Asked(Ending.CALLS, ("run",)))[0]]
+
+    turn(engine, "before", system + prompt(60, seed=8), "other")
+    turn(engine, "first", system + prompt(60, seed=1), "app")
+    later(engine, 3.0)
+    turn(engine, "second", system + prompt(60, seed=2), "app")
+    assert recorded() == []
+    later(engine, 4.0)
+    turn(engine, "third", engine.next_prompt("second" if is_edit else "first", 20), "app")
+    assert recorded() == ([3, 4] if is_edit else [7])
+
+
 def test_two_conversations_whose_turns_end_at_once_are_both_known() -> None:
     engine = ours(400, 0)
     for number in (1, 2):
