@@ -226,6 +226,27 @@ MUTANTS = (
         "tests/vllm/test_side_requests.py",
     ),
     Mutant(
+        "programs: a second edit of a context says that it is no edit",
+        "programs/program.py",
+        "        if since in self.edited and not is_edit:\n",
+        "        if since in self.edited:\n",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
+        "programs: blocks alone say that what was edited is continued",
+        "programs/program.py",
+        "(hashes, text) and _is_sure(edited.kept, hashes, text):",
+        "(hashes, text):",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
+        "gaps: who edits in each turn teaches nothing",
+        "scheduler/turns.py",
+        "        if len(held) > MAX_HELD:\n",
+        "        if False:\n",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
         "gaps: a pause is learned that may have been none",
         "scheduler/decider.py",
         "        if since is not None and turn.may_begin_alike:\n",

@@ -21,7 +21,7 @@ import enum
 import hashlib
 import secrets
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -120,8 +120,8 @@ class Program:
     # What its turns left that none has continued yet, by when each ended. Several where it has
     # side requests, forks, or conversations that share its name.
     left: dict[float, Kept] = field(default_factory=dict)
-    # What turns were taken for edits of. If any of it is continued after all, the conversations of
-    # this id `begin_alike`: then all of it is back, and no turn is taken for an edit again.
+    # What turns were taken for edits of, by when it was left. If any of it is continued after all,
+    # the conversations of this id `begin_alike`, and no turn is taken for an edit again.
     edited: dict[float, Edited] = field(default_factory=dict)
     begin_alike: bool = False
     # How the prompts diverged of the turns that left the newest of these.
@@ -134,18 +134,19 @@ class Program:
     def left_by(self, hashes: Sequence[bytes], text: PromptText) -> float | None:
         """When the turn ended that a turn with those hashes continues; None if it continues none,
         or none that is known any more."""
-        surest, at = _surest(self.left, hashes, text)
+        found = [(kept.continued(hashes, text), at) for at, kept in self.left.items()]
+        surest, at = max(found, default=(0, 0.0))
         # What has no full block, as a request for a title, may be continued by anything.
         if surest > UNKNOWN or (surest and not any(kept.marks for kept in self.left.values())):
             return at
+        for at, edited in self.edited.items():
+            if edited.kept.continued(hashes, text) and _is_sure(edited.kept, hashes, text):
+                return at
         if self.begin_alike:
             return None
-        surest, at = _surest(self._before_edits(), hashes, text)
-        if surest:
-            return at
         # An edited context: what shares at least half of it, if nothing else does.
-        edited = (at for at, kept in self.left.items() if kept.goes_on_in(hashes))
-        return max(edited, default=None)
+        edits = (at for at, kept in self.left.items() if kept.goes_on_in(hashes))
+        return max(edits, default=None)
 
     def num_common(
         self, since: float | None, hashes: Sequence[bytes], text: PromptText
@@ -157,8 +158,7 @@ class Program:
         kept = None if since is None else self.left.get(since)
         if kept is None:
             return None
-        is_sure = kept.continued(hashes) == TO_ITS_END or text.goes_on_from(kept)
-        return kept.num_common if is_sure else None
+        return kept.num_common if _is_sure(kept, hashes, text) else None
 
     def may_begin_alike(self, since: float | None, hashes: Sequence[bytes]) -> bool:
         """Whether a turn has no more in common with what was left at `since` than others have."""
@@ -168,9 +168,6 @@ class Program:
     def edited_by(self, ended: float | None) -> float | None:
         """When that was left which the turn that ended then was taken for an edit of."""
         return next((at for at, each in self.edited.items() if each.by == ended), None)
-
-    def _before_edits(self) -> dict[float, Kept]:
-        return {at: each.kept for at, each in self.edited.items()}
 
     def differs(
         self, since: float | None, identity: Identity, request: Any, block_size: int
@@ -211,11 +208,10 @@ class Program:
     ) -> None:
         """A turn that continued what was left at `since`, or `diverged`, leaves `kept`. `is_edit`:
         it only shares so much with what was left that it may be its context, edited."""
-        if since in self.edited:
+        if since in self.edited and not is_edit:
             self.begin_alike = True
-            self.left = dict(sorted({**self._before_edits(), **self.left}.items()))
-            self.edited.clear()
-        if since is not None:
+            del self.edited[since]
+        elif since is not None and not (is_edit and self.begin_alike):
             before = self.left.pop(since, None)
             if is_edit and before is not None and before.marks:
                 self.edited[since] = Edited(before, by=now)
@@ -234,12 +230,9 @@ class Program:
         _forget_oldest(self.edited, MAX_RESTING)
 
 
-def _surest(
-    chains: Mapping[float, Kept], hashes: Sequence[bytes], text: PromptText
-) -> tuple[int, float]:
-    """How surely a turn continues one of the chains, and when that was left."""
-    found = [(kept.continued(hashes, text), at) for at, kept in chains.items()]
-    return max(found, default=(0, 0.0))
+def _is_sure(kept: Kept, hashes: Sequence[bytes], text: PromptText) -> bool:
+    """Whether a turn that shares blocks with the chain goes on with its conversation for sure."""
+    return kept.continued(hashes) == TO_ITS_END or text.goes_on_from(kept)
 
 
 def _forget_oldest(chains: dict[float, Any], most: int) -> None:

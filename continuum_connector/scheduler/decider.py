@@ -203,7 +203,7 @@ class Decider:
 
     def _over(self, program: Program, num_turns: int, now: float) -> None:
         if not program.num_active:  # else other conversations of its id go on
-            self.away.ended(program.key, now)
+            self.away.ended(program.key, now, were_edits=not program.begin_alike)
             program.rest()
         num_new = program.counts(num_turns)
         # A single request without a name that no turn followed is a question, not a program.

@@ -32,6 +32,7 @@ from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
 from continuum_connector.scheduler.lazy_heap import LazyHeap
 from continuum_connector.toolcalls.formats import Asked, Ending
 
+MAX_HELD = 8  # gaps of a program
 _MAX_SILENT = 8  # per step, because after a quiet night thousands of programs may be over at once
 
 
@@ -505,7 +506,7 @@ class Away:
         self._absences: OrderedDict[str, Absence] = OrderedDict()  # the longest absence is first
         self._once: OrderedDict[str, None] = OrderedDict()  # of unnamed programs of one turn
         # Gaps by program and begin, and after how many seconds a turn may have ended them.
-        self._held: OrderedDict[tuple[str, float], tuple[Gap, float]] = OrderedDict()
+        self._held: OrderedDict[str, dict[float, tuple[Gap, float]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._absences)
@@ -523,26 +524,35 @@ class Away:
     def arrived(self, program: str, since: float | None, now: float) -> float | None:
         """The program is back, and continues what a turn left that ended at `since`, if any; return
         how many seconds ago that was, or None if nobody knows."""
-        if since is not None and (held := self._held.pop((program, since), None)):
+        if since is not None and (held := self._take_held(program, since)):
             self._gaps.learn(held[0], now - since)  # what came meanwhile was no edit of it
         return self._gaps.arrived(self._take_gap(program, since), now)
 
     def hold_gap(self, program: str, since: float, now: float) -> None:
         """A turn goes on with what was left at `since`, edited, or with another conversation that
-        begins alike: which, a later turn shows. Until then nothing is learned."""
+        begins alike: which, a later turn shows. Until then nothing is learned, unless the program
+        does so again and again."""
         gap = self._take_gap(program, since)
-        if gap is not None and self._gaps.drop(gap):
-            self._held[program, since] = gap, now - since
-            if len(self._held) > self._max_programs:
-                self._held.popitem(last=False)
+        if gap is None or not self._gaps.drop(gap):
+            return
+        held = self._held.setdefault(program, {})
+        held[since] = gap, now - since
+        if len(held) > MAX_HELD:
+            self.learn_held(program, next(iter(held)))
+        if len(self._held) > self._max_programs:
+            self._held.popitem(last=False)
 
     def learn_held(self, program: str, since: float) -> None:
-        """A turn continues what that turn made of it: it was an edit."""
-        if held := self._held.pop((program, since), None):
+        """It was an edit, as a turn continues what that turn made of it."""
+        if held := self._take_held(program, since):
             self._gaps.learn(*held)
 
-    def ended(self, program: str, now: float) -> None:
-        """The program is over: count its open gaps as longer than until now."""
+    def ended(self, program: str, now: float, were_edits: bool = True) -> None:
+        """The program is over: count its open gaps as longer than until now. `were_edits`: nothing
+        has shown that what may have been edits were others."""
+        for held in self._held.pop(program, {}).values():
+            if were_edits:
+                self._gaps.learn(*held)
         for since in self._since(program):
             if (gap := self._take_gap(program, since)) is not None:
                 self._gaps.ended(gap, now)
@@ -645,6 +655,15 @@ class Away:
         gap = absence.gaps.pop(since, None)
         self._keep(absence)
         return gap
+
+    def _take_held(self, program: str, since: float) -> tuple[Gap, float] | None:
+        held = self._held.get(program)
+        if held is None:
+            return None
+        found = held.pop(since, None)
+        if not held:
+            del self._held[program]
+        return found
 
     def _keep(self, absence: Absence) -> None:
         """Keep the absence only while a gap or its decision is open."""

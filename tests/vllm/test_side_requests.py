@@ -16,7 +16,7 @@ import pytest
 from bench.common.known_costs import know
 from continuum_connector.programs.program import MAX_LEFT, MAX_RESTING, OVER_S
 from continuum_connector.scheduler.tiers.chains import MAX_BRANCHES
-from continuum_connector.scheduler.turns import PinEnd
+from continuum_connector.scheduler.turns import MAX_HELD, PinEnd
 from continuum_connector.toolcalls.formats import Asked, Ending
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.machine_draws import COSTS
@@ -170,13 +170,16 @@ def test_a_client_that_writes_answers_anew_is_known_by_the_end_of_its_last_promp
     assert len(side.pins.of("job:app")) == 1, "each turn took over its last one's pin"
 
 
+SYSTEM = prompt(320, seed=77)
+
+
 def under_one_system_prompt(engine: Engine, named: Name, num_rounds: int = 6) -> list[int]:
     """What conversations find that take turns, in each round: most of each is a system prompt."""
-    system, found = prompt(320, seed=77), []
+    found: list[int] = []
     for number in range(num_rounds):
         found.append(0)
         for each in range(8):
-            name, asked = f"c{each}.{number}", system + prompt(60, seed=100 + each)
+            name, asked = f"c{each}.{number}", SYSTEM + prompt(60, seed=100 + each)
             if number:
                 asked = engine.next_prompt(f"c{each}.{number - 1}", 60)
             engine.add(name, asked, 60, program=named(f"c{each}"))
@@ -196,8 +199,8 @@ def under_one_system_prompt(engine: Engine, named: Name, num_rounds: int = 6) ->
 def test_conversations_under_one_long_system_prompt_are_told_apart_in_the_end(
     num_slots: int,
 ) -> None:
-    """A first turn looks like an edit of another conversation's; then that is continued after all.
-    No pause is learned from what was none."""
+    """A first turn looks like an edit of another conversation's; then that is continued after
+    all."""
     shared = under_one_system_prompt(ours(120, num_slots), one_id)
     own = under_one_system_prompt(ours(120, num_slots), itself)
     assert sum(shared) >= 0.95 * sum(own)
@@ -205,35 +208,90 @@ def test_conversations_under_one_long_system_prompt_are_told_apart_in_the_end(
     assert sum(shared) >= 1.2 * sum(under_one_system_prompt(stock(120), nothing))
 
 
-def test_what_was_taken_for_edited_is_back_once_any_of_it_is_continued() -> None:
+def known(engine: Engine) -> tuple[int, int, bool]:
+    program = engine.connector.side.programs.get("job:app")
+    return len(program.left), len(program.edited), program.begin_alike
+
+
+def call(engine: Engine) -> Callable[[], list[int]]:
+    """Every answer calls a tool; returns what gives its pauses that have been learned."""
+    calls, decider = Asked(Ending.CALLS, ("run",)), engine.connector.side.decider
+    decider._reader.read = lambda *_, **__: calls
+    return lambda: [round(gap) for gap in decider.gaps.recorded(calls)[0]]
+
+
+def test_once_what_was_edited_is_continued_its_id_edits_nothing() -> None:
     engine = ours(400, 0)
     under_one_system_prompt(engine, one_id, num_rounds=1)
-    program = engine.connector.side.programs.get("job:app")
-    assert (len(program.left), len(program.edited)) == (1, 7)
+    assert known(engine) == (1, 7, False)
     turn(engine, "on", engine.next_prompt("c0.0", 60), "app")
-    assert program.begin_alike
-    assert (len(program.left), len(program.edited)) == (8, 0)
-    turn(engine, "new", prompt(320, seed=77) + prompt(60, seed=9), "app")
-    assert len(program.left) == 9
+    assert known(engine) == (2, 6, True)
+    turn(engine, "new", SYSTEM + prompt(60, seed=9), "app")
+    assert known(engine) == (3, 6, True)
+    turn(engine, "too", engine.next_prompt("c1.0", 60), "app")
+    assert known(engine) == (4, 5, True)
+
+
+def test_of_first_turns_at_once_none_is_lost_that_was_taken_for_edited() -> None:
+    engine = ours(400, 0)
+    turn(engine, "c0", SYSTEM + prompt(60, seed=1), "app")
+    for number in (1, 2):
+        engine.add(f"c{number}", SYSTEM + prompt(60, seed=1 + number), 6, program="app")
+    engine.run_until_idle()
+    assert known(engine) == (2, 1, False)
+    turn(engine, "c2.1", engine.next_prompt("c2", 20), "app")
+    turn(engine, "c0.1", engine.next_prompt("c0", 20), "app")
+    assert known(engine) == (3, 0, True)
+
+
+def test_a_context_that_was_asked_for_twice_after_its_edit_is_edited_again() -> None:
+    engine = ours(400, 0)
+    turn(engine, "long", SYSTEM + prompt(200, seed=1), "app")
+    for name in ("once", "again"):
+        engine.add(name, SYSTEM + prompt(60, seed=2), 6, program="app")
+    engine.run_until_idle()
+    turn(engine, "on", engine.next_prompt("once", 40), "app")
+    turn(engine, "short", SYSTEM + prompt(60, seed=3), "app")
+    assert known(engine) == (2, 2, False)
+
+
+def test_a_short_request_with_the_agents_system_prompt_says_nothing_of_its_edits() -> None:
+    """Its prompt ends within what they begin with, so by blocks each goes on from there."""
+    engine = ours(400, 0)
+    turn(engine, "title", SYSTEM + prompt(20, seed=1), "app")
+    turn(engine, "task", SYSTEM + prompt(60, seed=2), "app")
+    turn(engine, "on", engine.next_prompt("task", 40), "app")
+    turn(engine, "short", SYSTEM + prompt(80, seed=5), "app")
+    assert known(engine) == (1, 2, False)
 
 
 @pytest.mark.parametrize("is_edit", [True, False], ids=["edited", "another"])
 def test_the_pause_before_an_edit_is_learned_once_a_turn_shows_which_it_was(is_edit: bool) -> None:
     engine = ours(400, 0)
-    engine.connector.side.decider._reader.read = lambda *_, **__: Asked(Ending.CALLS, ("run",))
-    gaps, system = engine.connector.side.decider.gaps, prompt(320, seed=77)
-
-    def recorded() -> list[int]:
-        return [round(gap) for gap in gaps.recorded(Asked(Ending.CALLS, ("run",)))[0]]
-
-    turn(engine, "before", system + prompt(60, seed=8), "other")
-    turn(engine, "first", system + prompt(60, seed=1), "app")
+    recorded = call(engine)
+    turn(engine, "before", SYSTEM + prompt(60, seed=8), "other")
+    turn(engine, "first", SYSTEM + prompt(60, seed=1), "app")
     later(engine, 3.0)
-    turn(engine, "second", system + prompt(60, seed=2), "app")
+    turn(engine, "second", SYSTEM + prompt(60, seed=2), "app")
     assert recorded() == []
     later(engine, 4.0)
     turn(engine, "third", engine.next_prompt("second" if is_edit else "first", 20), "app")
     assert recorded() == ([3, 4] if is_edit else [7])
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "own"])
+def test_an_agent_that_edits_its_context_in_each_turn_teaches_its_pauses(is_shared: bool) -> None:
+    engine = ours(400, 0)
+    recorded, num_turns = call(engine), MAX_HELD + 6
+    turn(engine, "before", SYSTEM + prompt(60, seed=8), "other" if is_shared else "app")
+    later(engine, 3.0)
+    for number in range(num_turns):
+        turn(engine, f"t{number}", SYSTEM + prompt(60, seed=100 + number), "app")
+        later(engine, 3.0)
+    assert len(recorded()) >= num_turns - 1 - MAX_HELD
+    engine.connector.side.end_program("job:app", engine.clock())
+    assert recorded() == [3] * (num_turns - is_shared)
+    assert not engine.connector.side.decider.away._held
 
 
 def test_two_conversations_whose_turns_end_at_once_are_both_known() -> None:
