@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -203,7 +204,8 @@ def test_a_stopped_run_keeps_what_is_done_and_says_how_to_go_on(
 ) -> None:
     out, script = tmp_path / "x.jsonl", tmp_path / "script.py"
     script.write_text(SCRIPT)
-    os.mkfifo(marks)  # whoever plays "hangs" has opened it: no need to guess when
+    os.mkfifo(marks)  # whoever plays "hangs" has written to it: no need to guess when
+    pipe = os.open(marks, os.O_RDWR)  # always open, so that no writer finds that nobody reads
     process = subprocess.Popen(
         [sys.executable, script, out, marks],
         cwd=ROOT,
@@ -212,8 +214,11 @@ def test_a_stopped_run_keeps_what_is_done_and_says_how_to_go_on(
         text=True,
         start_new_session=True,
     )
-    said = marks.read_text()  # up to where nobody has it open, which may be after "hangs" too
-    assert said + ("" if "hangs" in said else marks.read_text()) == "a\nhangs\n"
+    with open(pipe, "rb", buffering=0) as read_end:
+        said = b""
+        while b"hangs" not in said and select.select([read_end], [], [], 60)[0]:
+            said += read_end.read(64)
+    assert said == b"a\nhangs\n"
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     said, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + number
