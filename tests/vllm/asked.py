@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +45,9 @@ def main() -> None:
     for line in sys.stdin:
         words, environ = json.loads(line)
         if child := os.fork():
-            os.waitpid(child, 0)
+            _, status = os.waitpid(child, 0)
+            if status:
+                sys.exit(f"vLLM was not asked about {shlex.join(words)}: {status=} of waitpid")
             continue
         os.environ.update(environ)
         os.write(out, (json.dumps(ask.read_words(words), default=str) + "\n").encode())

@@ -100,6 +100,13 @@ def test_a_side_request_takes_nothing_from_its_agent(policy: str, num_slots: int
 
 
 # --- several conversations under one id -----------------------------------------------------
+def strangers(engine: Engine, number: int, num: int) -> None:
+    """Questions of nobody, each asked once."""
+    for each in range(num):
+        turn(engine, f"f{number}.{each}", prompt(190, seed=1000 + 20 * number + each), None)
+        later(engine, 0.5)
+
+
 def conversations(engine: Engine, named: Name, num: int = 6) -> int:
     """What the turns of conversations that take turns find, beside questions of nobody."""
     found = 0
@@ -109,10 +116,7 @@ def conversations(engine: Engine, named: Name, num: int = 6) -> int:
             tokens = engine.next_prompt(before, 32) if number else prompt(320, seed=each + 1)
             found += turn(engine, name, tokens, named(f"c{each}"))
             later(engine, 2.0)
-        for other in range(8):
-            name = f"f{number}.{other}"
-            turn(engine, name, prompt(190, seed=1000 + 20 * number + other), None)
-            later(engine, 0.5)
+        strangers(engine, number, 8)
     if engine.connector is not None:
         check(engine)
     return found
@@ -186,10 +190,7 @@ def under_one_system_prompt(engine: Engine, named: Name, num_rounds: int = 6) ->
             engine.run_until_idle()
             found[-1] += sum(engine.cached[name])
             later(engine, 2.0)
-        for other in range(4):
-            name = f"f{number}.{other}"
-            turn(engine, name, prompt(190, seed=1000 + 20 * number + other), None)
-            later(engine, 0.5)
+        strangers(engine, number, 4)
     if engine.connector is not None:
         check(engine)
     return found
