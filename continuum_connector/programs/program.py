@@ -121,7 +121,8 @@ class Program:
     # side requests, forks, or conversations that share its name.
     left: dict[float, Kept] = field(default_factory=dict)
     # What turns were taken for edits of, by when it was left. If any of it is continued after all,
-    # the conversations of this id `begin_alike`, and no turn is taken for an edit again.
+    # the conversations of this id `begin_alike`, and no turn is taken for an edit again: that is
+    # its client's way, so it outlives the program's last turn.
     edited: dict[float, Edited] = field(default_factory=dict)
     begin_alike: bool = False
     # How the prompts diverged of the turns that left the newest of these.

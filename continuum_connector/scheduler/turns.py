@@ -524,9 +524,11 @@ class Away:
     def arrived(self, program: str, since: float | None, now: float) -> float | None:
         """The program is back, and continues what a turn left that ended at `since`, if any; return
         how many seconds ago that was, or None if nobody knows."""
+        seconds = self._gaps.arrived(self._take_gap(program, since), now)
         if since is not None and (held := self._take_held(program, since)):
-            self._gaps.learn(held[0], now - since)  # what came meanwhile was no edit of it
-        return self._gaps.arrived(self._take_gap(program, since), now)
+            seconds = now - since  # what came meanwhile was no edit of it
+            self._gaps.learn(held[0], seconds)
+        return seconds
 
     def hold_gap(self, program: str, since: float, now: float) -> None:
         """A turn goes on with what was left at `since`, edited, or with another conversation that
