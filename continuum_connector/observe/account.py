@@ -304,6 +304,9 @@ class Account:
             k: _Histogram(m.buckets) for k, m in kinds.items() if m.kind is Kind.HISTOGRAM
         }
         self._moved: set[Key] = set()
+        self._keys_of: dict[str, list[Key]] = {}
+        for name, label in kinds:
+            self._keys_of.setdefault(name, []).append((name, label))
 
     def count(self, name: str, n: int = 1, label: str | None = None) -> None:
         """Add `n`, which is never negative, to a counter."""
@@ -337,12 +340,15 @@ class Account:
 
         Without a label, the sum over all labels.
         """
-        seen = {key: each.total for key, each in self._histograms.items()}
-        known = {**self._counts, **self._gauges, **seen}.items()
-        found = [n for (of, its), n in known if of == name and label in (None, its)]
+        found = [key for key in self._keys_of.get(name, ()) if label in (None, key[1])]
         if not found:
             raise InvariantError(f"metric {name!r} with label {label!r} is not in METRICS")
-        return sum(found)
+        return sum(self._value(key) for key in found)
+
+    def _value(self, key: Key) -> float:
+        if key in self._histograms:
+            return self._histograms[key].total
+        return self._counts[key] if key in self._counts else self._gauges[key]
 
     def sum_of(self, name: str) -> float:
         """Return the sum of all that a histogram has seen, over all labels, whoever took it."""
