@@ -25,7 +25,7 @@ from continuum_connector.observe.account import timed
 from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.epochs import Cause
 from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
-from continuum_connector.vllm import compat, coordinator, probe
+from continuum_connector.vllm import compat, coordinator, touched
 from continuum_connector.worker_hooks import StepMetadata, WorkerHooks, WorkerMetadata
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class ContinuumConnector(WorkerHooks, SupportsHMA):  # type: ignore[misc]
     def ensure_bound(self) -> bool:
         """Call once vLLM's scheduler is built: if it has bound no blocks to us, we step aside."""
         if self.side is None and self._may_serve:
-            self._step_aside(build.NEVER_BOUND.format(probe.release()))
+            self._step_aside(build.NEVER_BOUND.format(touched.release()))
         return self.side is not None
 
     def _bind(self, gpu_block_pool: Any, found: Any) -> None:

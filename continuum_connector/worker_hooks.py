@@ -22,7 +22,7 @@ from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account, timed
 from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
-from continuum_connector.vllm import compat, probe, served
+from continuum_connector.vllm import compat, served, touched
 from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
 from continuum_connector.worker.layout import Layout, all_layers, read_layout
 from continuum_connector.worker.worker import ContinuumWorker, anyone
@@ -99,7 +99,7 @@ class WorkerHooks(KVConnectorBase_V1):  # type: ignore[misc]
         if layout is not None:
             disk = build.disk(self.config, self._vllm_config, self._kv_cache_config)
             self.worker.register(layout, disk)
-        if why := probe.why_no_copies():
+        if why := touched.why_no_copies():
             self.worker.disable(why)
             return
         of_vllm = find_worker()

@@ -69,7 +69,7 @@ def _in_one_sentence(is_server: bool) -> Iterator[None]:
             raise SystemExit(f"ContinuumConnector: {error}") from None
         raise
     except Exception as error:
-        from continuum_connector.vllm.probe import release
+        from continuum_connector.vllm.touched import release
 
         what = f"{type(error).__name__}: {error}"
         logger.warning("ContinuumConnector cannot read the config of %s (%s)", release(), what)
@@ -95,13 +95,13 @@ def prepare(vllm_config: Any) -> None:
         return
     from continuum_connector import memory
     from continuum_connector.errors import ConfigError
-    from continuum_connector.vllm import compat, node, probe
+    from continuum_connector.vllm import compat, served, touched
 
-    if probe.why_aside(has_priorities=False, is_hybrid=False):
+    if touched.why_aside(has_priorities=False, is_hybrid=False):
         return  # the connector says so
     parallel = vllm_config.parallel_config
     _check_folders(ours, parallel)
-    node.keep_count(vllm_config)
+    served.keep_count(vllm_config)
     # Here, because the scheduler asks this config, not the one that a MultiConnector's child gets.
     compat.ask_to_recompute(vllm_config)
     if ours.dram_bytes is None:
@@ -112,7 +112,9 @@ def prepare(vllm_config: Any) -> None:
                 "means; set dram_bytes"
             )
         if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
-            node.keep_spare(vllm_config, memory.look(os.environ))  # Ray's workers may be elsewhere
+            served.keep_spare(
+                vllm_config, memory.look(os.environ)
+            )  # Ray's workers may be elsewhere
     config = vllm_config.scheduler_config
     if config.scheduler_cls is None:
         # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.
@@ -166,9 +168,9 @@ def _step_out(engine_args: Any) -> None:
     if named is None:
         return
     from continuum_connector.config import CONNECTOR_NAME
-    from continuum_connector.vllm import probe
+    from continuum_connector.vllm import touched
 
-    if named == CONNECTOR_NAME and (why := probe.why_not_loaded()):
+    if named == CONNECTOR_NAME and (why := touched.why_not_loaded()):
         engine_args.kv_transfer_config = None
         logger.warning("ContinuumConnector: %s, so turns are served as stock vLLM serves them", why)
 

@@ -202,8 +202,8 @@ def said_by_vllm() -> list[dict[str, str]]:
     """Of each command, from a process of its own: on vLLM <= 0.29 logs go elsewhere afterwards."""
     code = """
 import json, sys
-from continuum_connector.vllm import about
-found = [about.read_by_vllm(words, ["model"])[1] for words in json.loads(sys.argv[1])]
+from continuum_connector.vllm import planned
+found = [planned.read_by_vllm(words, ["model"])[1] for words in json.loads(sys.argv[1])]
 print(json.dumps(found, default=str))
 """
     words = json.dumps([each for each, _, _ in COMMANDS])

@@ -155,7 +155,7 @@ class VllmSeen(msgspec.Struct, frozen=True):
     models that generate. `tool_parsers`: names for --tool-call-parser. `refused`, `unread`: what
     vLLM itself says of the options. `model`, `options`: what it reads in them, None if it was not
     asked or refuses them. `kv`: what it makes of them, None if that is `not_seen`. `lacks_all`,
-    `lacks`: what probe.py says for any server, and for some. The rest comes from compat.py."""
+    `lacks`: what touched.py says for any server, and for some. The rest comes from compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
