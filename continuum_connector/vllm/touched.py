@@ -177,7 +177,7 @@ engine.arg_utils:EngineArgs | plugin | vllm/attach.py | none yet: a check of the
   create_engine_config
 config:KVTransferConfig | plugin | vllm/plugin.py | none yet: a connector's own default role
   __post_init__
-KV.base | load | worker_hooks.py | it is the API
+KV.base | load | connector.py | it is the API
   KVConnectorBase_V1 KVConnectorRole SupportsHMA KVConnectorMetadata KVConnectorWorkerMetadata
 KV.base | nothing | vllm/compat.py | it is the API
   KVConnectorTransferResults
@@ -190,10 +190,10 @@ KV.base:SupportsHMA | load | connector.py | it is the API
 KV.base:KVConnectorBase_V1 | all | connector.py | it is the API
   bind_gpu_block_pool|bind_kv_cache_manager request_finished
   update_connector_output shutdown
-KV.base:KVConnectorBase_V1 | tier | worker_hooks.py | it is the API
+KV.base:KVConnectorBase_V1 | tier | connector.py | it is the API
   register_kv_caches bind_connector_metadata get_finished get_block_ids_with_load_errors
   build_connector_worker_meta reset_cache has_pending_push_work
-KV.base:KVConnectorBase_V1 | nothing | worker_hooks.py | it is the API
+KV.base:KVConnectorBase_V1 | nothing | connector.py | it is the API
   take_events get_kv_connector_stats build_kv_connector_stats build_prom_metrics
   get_required_kvcache_layout handle_preemptions has_pending_block_frees get_transfer_results
   requires_kv_delivery prefer_cross_layer_blocks register_cross_layers_kv_cache
