@@ -40,7 +40,6 @@ from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
 from continuum_connector.worker.layout import padded
-from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker, current_stream
 
@@ -364,7 +363,7 @@ def disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> Wor
     node_ranks = served.num_node_ranks(vllm_config)
     engine = int(vllm_config.parallel_config.data_parallel_index)
     place = DiskPlace(engine, served.rank(vllm_config), node_ranks)
-    prove = prover(
+    prove = facts.prover(
         lambda: facts.facts(vllm_config),
         lambda: facts.checkpoint(vllm_config),
         config.disk_path,
