@@ -333,7 +333,7 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     node_ranks = served.num_node_ranks(vllm_config)
 
     def make_engine(layout: Any, num_slots: int) -> Any:
-        from continuum_connector.worker.native import NativeEngine, Tuning, tell_paths
+        from continuum_connector.worker.native import NativeEngine, Tuning
 
         driver = "cuda" if layout.device == "cuda" else "sim"  # each refuses the other's memory
         tuning = Tuning(
@@ -343,7 +343,8 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             num_left=config.dram.num_left * node_ranks if config.dram else 0,
         )
         engine = NativeEngine(driver, layout, num_slots, tuning)
-        tell_paths(driver, engine.paths)
+        # If a driver or device lacks one, the others are used, so nothing else would show it.
+        logger.info("blocks are copied over %s by %s", driver, ", ".join(engine.paths))
         return engine
 
     return ContinuumWorker(
