@@ -33,7 +33,7 @@ from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account, timed
 from continuum_connector.observe.metrics import ContinuumPromMetrics, ContinuumStats
 from continuum_connector.scheduler.epochs import Cause
-from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
+from continuum_connector.switch_endpoint import AlwaysOn, SwitchFile, open_switch
 from continuum_connector.vllm import compat, coordinator, served, touched
 from continuum_connector.vllm.worker_calls import WorkerCalls, find_worker, rank_groups
 from continuum_connector.worker.layout import Layout, all_layers, read_layout

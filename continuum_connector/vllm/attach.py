@@ -128,13 +128,13 @@ def _check_folders(ours: ContinuumConfig, parallel: Any) -> None:
     is_here = parallel.data_parallel_size_local > 0 and parallel.data_parallel_backend != "ray"
     if not is_here or parallel.nnodes > 1:
         return
-    from continuum_connector import switch
+    from continuum_connector import switch_endpoint
     from continuum_connector.observe import trace
 
     if ours.trace_path:
         trace.check(ours.trace_path)
     if ours.switch_path:
-        switch.check(ours.switch_path)
+        switch_endpoint.check(ours.switch_path)
 
 
 def our_config(transfer: Any) -> ContinuumConfig | None:

@@ -15,8 +15,7 @@ from continuum_connector.errors import ConfigError
 from continuum_connector.files import MIN_LEFT
 from continuum_connector.memory import size
 from continuum_connector.program_endpoint import ProgramEndpoint
-from continuum_connector.switch import MEANINGS, read_switch
-from continuum_connector.switch_endpoint import SwitchEndpoint
+from continuum_connector.switch_endpoint import MEANINGS, SwitchEndpoint, read_switch
 from continuum_connector.tools.checks.machine import (
     DiskSeen,
     Line,
