@@ -36,7 +36,6 @@ from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
 from continuum_connector.vllm import compat, coordinator, facts, proven, resets, served, touched
-from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
 from continuum_connector.worker.layout import padded
@@ -220,12 +219,12 @@ def _trace(
     return trace
 
 
-def _tier_events(vllm_config: Any) -> KvEventFactory | None:
+def _tier_events(vllm_config: Any) -> EventFactory | None:
     """KV events for DRAM blocks, where the server publishes KV events at all."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events or touched.is_off(Part.EVENTS):
         return None
-    return KvEventFactory()
+    return compat.KvEventFactory()
 
 
 def _disk_plan(

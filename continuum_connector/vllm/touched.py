@@ -61,7 +61,7 @@ v1.request:Request | all | scheduler/, programs/, vllm/compat.py | arguments of 
   prompt_token_ids output_token_ids status sampling_params kv_transfer_params cache_salt
   lora_request priority
   is_finished skip_reading_prefix_cache num_preemptions
-v1.request:Request | nothing | programs/identify.py, vllm/kv_events.py | arguments of hooks
+v1.request:Request | nothing | programs/identify.py, vllm/compat.py | arguments of hooks
   session_id
 v1.request:Request | nothing | vllm/hooks.py | none yet: "this session ended in order"
   resumable
@@ -69,7 +69,7 @@ v1.request:Request | all | vllm/hooks.py | has_pending_block_frees (0.30), a ste
   num_tokens_with_spec num_output_placeholders is_prefill_chunk
 v1.request:Request | hybrids | vllm/coordinator.py | -
   num_in_flight_tokens
-v1.request:Request | events | vllm/kv_events.py | -
+v1.request:Request | events | vllm/compat.py | -
   all_token_ids
 v1.request | all | vllm/compat.py, vllm/resets.py | -
   RequestStatus
@@ -78,9 +78,9 @@ v1.request:RequestStatus | all | vllm/compat.py, vllm/resets.py | -
   FINISHED_ERROR FINISHED_ABORTED FINISHED_LENGTH_CAPPED
 v1.request:RequestStatus | nothing | vllm/hooks.py | none yet: "this session ended in order"
   WAITING_FOR_STREAMING_REQ FINISHED_STOPPED
-lora.request:LoRARequest | all | scheduler/epochs.py, vllm/kv_events.py | -
+lora.request:LoRARequest | all | scheduler/epochs.py, vllm/compat.py | -
   name path
-lora.request:LoRARequest | all | scheduler/waits.py, vllm/kv_events.py | -
+lora.request:LoRARequest | all | scheduler/waits.py, vllm/compat.py | -
   adapter_id
 lora.request:LoRARequest | tier | vllm/worker_calls.py | -
   lora_name lora_path lora_int_id
@@ -249,13 +249,13 @@ v1.kv_cache_interface:MambaSpec | hybrids | vllm/served.py | -
   block_size mamba_cache_mode
 v1.core.kv_cache_utils | hybrids | vllm/served.py | -
   resolve_kv_cache_block_sizes
-v1.core.kv_cache_utils | events | vllm/kv_events.py | -
+v1.core.kv_cache_utils | events | vllm/compat.py | -
   maybe_convert_block_hash generate_block_hash_extra_keys
-v1.core.kv_cache_utils | nothing | vllm/kv_events.py, vllm/facts.py | -
+v1.core.kv_cache_utils | nothing | vllm/compat.py, vllm/facts.py | -
   to_event_extra_keys DEFAULT_NONE_HASH_SEED
-distributed.kv_events | events | vllm/kv_events.py | take_events
+distributed.kv_events | events | vllm/compat.py | take_events
   BlockStored BlockRemoved
-distributed.kv_events | nothing | vllm/kv_events.py | take_events
+distributed.kv_events | nothing | vllm/compat.py | take_events
   MEDIUM_STORAGE
 v1.utils | nothing | vllm/compat.py | -
   record_function_or_nullcontext
