@@ -13,7 +13,7 @@ import enum
 import functools
 import importlib
 import inspect
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from importlib import metadata
 from typing import Any, NamedTuple
 
@@ -314,7 +314,6 @@ TOUCHED = tuple(_touches())
 # --- which of them this vLLM lacks --------------------------------------------------------
 # Classes are looked at, not objects, so that both halves, each in its process, and `continuum
 # check`, which has no server, get the same answer.
-_STORE, _MORE = dis.opmap["STORE_ATTR"], dis.EXTENDED_ARG
 # What is off, as the sentence says it.
 _OFF = {
     Part.ORDER: "turns wait in vLLM's own order",
@@ -376,7 +375,7 @@ def _names(parts: Collection[Part]) -> str:
 
 @functools.cache
 def missing() -> tuple[Touch, ...]:
-    """The names that this vLLM lacks, as far as a scheduler needs them. Looks once, in a few
+    """The names that this vLLM lacks, as far as a scheduler needs them. Looks once, in some
     milliseconds (bench/hook_cost/probe.py)."""
     unasked = Part.NOTHING, Part.PLUGIN, Part.WORKER
     asked = (each for each in TOUCHED if each.needs not in unasked)
@@ -413,15 +412,15 @@ def _owner(path: str) -> Any:
 def _has(owner: Any, name: str) -> bool:
     if hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", ()):
         return True
-    return isinstance(owner, type) and name in _stored_by(owner)
+    codes = (code for base in getattr(owner, "__mro__", ()) for code in _codes(base))
+    return any(name in code.co_names and name in _stored_by(code) for code in codes)
 
 
 @functools.cache
-def _stored_by(owner: type) -> frozenset[str]:
-    """The attributes that the methods of a class store."""
-    return frozenset(
-        name for base in owner.__mro__ for code in _codes(base) for name in _stores(code)
-    )
+def _stored_by(code: Any) -> frozenset[str]:
+    """The attributes that a function stores."""
+    every = dis.get_instructions(code)
+    return frozenset(str(each.argval) for each in every if each.opname == "STORE_ATTR")
 
 
 def _codes(base: type) -> Iterator[Any]:
@@ -430,19 +429,6 @@ def _codes(base: type) -> Iterator[Any]:
         code = getattr(getattr(function, "__func__", function), "__code__", None)
         if code is not None:
             yield code
-
-
-def _stores(code: Any) -> Iterable[str]:
-    instructions, names = code.co_code, code.co_names
-    operations = instructions[::2]
-    at = operations.find(_STORE)
-    while at >= 0:
-        index, before, shift = instructions[2 * at + 1], at - 1, 8
-        while before >= 0 and operations[before] == _MORE:
-            index |= instructions[2 * before + 1] << shift
-            before, shift = before - 1, shift + 8
-        yield names[index]
-        at = operations.find(_STORE, at + 1)
 
 
 def _takes(owner: Any, name: str, arguments: Collection[str]) -> bool:
