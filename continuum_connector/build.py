@@ -35,12 +35,10 @@ from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
 from continuum_connector.toolcalls.reader import ToolReader
-from continuum_connector.vllm import compat, coordinator, facts, node, probe, proven, resets, served
-from continuum_connector.vllm.kv_events import KvEventFactory
+from continuum_connector.vllm import compat, coordinator, facts, proven, resets, served, touched
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
 from continuum_connector.worker.layout import padded
-from continuum_connector.worker.namespace import prover
 from continuum_connector.worker.tier import num_slots_for
 from continuum_connector.worker.worker import ContinuumWorker, current_stream
 
@@ -85,16 +83,16 @@ def reason_to_step_aside(vllm_config: Any, kv_cache_config: Any) -> str:
 def resolve_config(vllm_config: Any, kv_cache_config: Any) -> tuple[ContinuumConfig, str]:
     """Return our config, and why this server cannot use us ("" if it can). The config leaves out
     what needs names that this vLLM lacks, and has a size of DRAM if the user gave none."""
-    if why_aside := probe.why_aside(*served.features(vllm_config, kv_cache_config)):
+    if why_aside := touched.why_aside(*served.features(vllm_config, kv_cache_config)):
         return ContinuumConfig(), why_aside  # what else is there may not be as we know it
     config = load_config(compat.our_extra_config(vllm_config.kv_transfer_config))
     if why_aside := reason_to_step_aside(vllm_config, kv_cache_config):
         return config, why_aside
-    if probe.is_off(Part.ORDER):
+    if touched.is_off(Part.ORDER):
         config = msgspec.structs.replace(config, max_head_start_s=0.0)
-    if probe.is_off(Part.TIER):
+    if touched.is_off(Part.TIER):
         config = msgspec.structs.replace(config, dram_bytes=0)
-    if probe.is_off(Part.TIER) or probe.is_off(Part.DISK):
+    if touched.is_off(Part.TIER) or touched.is_off(Part.DISK):
         config = msgspec.structs.replace(config, disk_path="")
     return with_default_dram(config, vllm_config, kv_cache_config), ""
 
@@ -112,7 +110,7 @@ def scheduler_side(
     pool, found = cache
     groups = _groups(vllm_config, kv_cache_config, pool, found)
     world_size = vllm_config.parallel_config.world_size
-    node_ranks = node.num_node_ranks(vllm_config)
+    node_ranks = served.num_node_ranks(vllm_config)
     slot_bytes = _host_slot_bytes(config, kv_cache_config)
     seen = served.server(vllm_config, kv_cache_config)
     # What is asked for, also where there can be no tier: an alert compares it with `tier_up`.
@@ -174,10 +172,10 @@ def make_tier(
 
 
 def _groups(vllm_config: Any, kv_cache_config: Any, pool: Any, found: Any) -> KvGroups:
-    if why := probe.why_less():
+    if why := touched.why_less():
         logger.warning("ContinuumConnector: %s", why)
     groups = served.read_groups(vllm_config, kv_cache_config)
-    if found is None or probe.is_off(Part.HYBRIDS):  # and then this server has none
+    if found is None or touched.is_off(Part.HYBRIDS):  # and then this server has none
         if not groups.are_simple:
             logger.warning(NO_RULE)
         return groups
@@ -221,12 +219,12 @@ def _trace(
     return trace
 
 
-def _tier_events(vllm_config: Any) -> KvEventFactory | None:
+def _tier_events(vllm_config: Any) -> EventFactory | None:
     """KV events for DRAM blocks, where the server publishes KV events at all."""
     events = vllm_config.kv_events_config
-    if events is None or not events.enable_kv_cache_events or probe.is_off(Part.EVENTS):
+    if events is None or not events.enable_kv_cache_events or touched.is_off(Part.EVENTS):
         return None
-    return KvEventFactory()
+    return compat.KvEventFactory()
 
 
 def _disk_plan(
@@ -263,14 +261,14 @@ def with_default_dram(
     if config.dram_bytes is not None:
         return config
     kv_bytes = served.bytes_per_block(kv_cache_config) * kv_cache_config.num_blocks
-    node_ranks = node.num_node_ranks(vllm_config)
+    node_ranks = served.num_node_ranks(vllm_config)
     platform = served.platform()
     if why := proven.why_no_tier(served.server(vllm_config, kv_cache_config)):
         taken = memory.Taken(0, why)
     elif platform not in ("cuda", "cpu"):
         taken = memory.Taken(0, f"the copy engine does not know the platform `{platform}`")
     else:
-        spare = node.spare(vllm_config)
+        spare = served.spare(vllm_config)
         taken = memory.take(spare, kv_bytes * node_ranks, on_cpu=platform == "cpu")
     if not num_slots_for(taken.num_bytes, node_ranks, _host_slot_bytes(config, kv_cache_config)):
         taken = taken._replace(num_bytes=0)
@@ -331,10 +329,10 @@ def num_host_slots(
 # --- worker half ------------------------------------------------------------------------
 def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
     """Build the worker half; its engine comes with the KV caches."""
-    node_ranks = node.num_node_ranks(vllm_config)
+    node_ranks = served.num_node_ranks(vllm_config)
 
     def make_engine(layout: Any, num_slots: int) -> Any:
-        from continuum_connector.worker.native import NativeEngine, Tuning, tell_paths
+        from continuum_connector.worker.native import NativeEngine, Tuning
 
         driver = "cuda" if layout.device == "cuda" else "sim"  # each refuses the other's memory
         tuning = Tuning(
@@ -344,7 +342,8 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
             num_left=config.dram.num_left * node_ranks if config.dram else 0,
         )
         engine = NativeEngine(driver, layout, num_slots, tuning)
-        tell_paths(driver, engine.paths)
+        # If a driver or device lacks one, the others are used, so nothing else would show it.
+        logger.info("blocks are copied over %s by %s", driver, ", ".join(engine.paths))
         return engine
 
     return ContinuumWorker(
@@ -352,7 +351,7 @@ def worker(config: ContinuumConfig, vllm_config: Any) -> ContinuumWorker:
         config,
         node_ranks,
         current_stream,
-        node.rank(vllm_config),
+        served.rank(vllm_config),
         time.monotonic,
     )
 
@@ -361,10 +360,10 @@ def disk(config: ContinuumConfig, vllm_config: Any, kv_cache_config: Any) -> Wor
     """This rank's part of the disk; None without a disk tier, and the scheduler half says why."""
     if not config.disk_path or proven.why_no_disk(served.server(vllm_config, kv_cache_config)):
         return None
-    node_ranks = node.num_node_ranks(vllm_config)
+    node_ranks = served.num_node_ranks(vllm_config)
     engine = int(vllm_config.parallel_config.data_parallel_index)
-    place = DiskPlace(engine, node.rank(vllm_config), node_ranks)
-    prove = prover(
+    place = DiskPlace(engine, served.rank(vllm_config), node_ranks)
+    prove = facts.prover(
         lambda: facts.facts(vllm_config),
         lambda: facts.checkpoint(vllm_config),
         config.disk_path,

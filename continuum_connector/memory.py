@@ -152,7 +152,7 @@ def _number(path: Path) -> int | None:
 # It is a share of what the node can spare, and at most a few times the KV cache, because DRAM that
 # holds everything that comes back gains nothing by being larger. The node is looked at once, before
 # any process of the server takes memory, and what was seen goes with vLLM's config into all of them
-# (vllm/node.py), so that all halves and engines compute the same size. It is a bound: the pool
+# (vllm/served.py), so that all halves and engines compute the same size. It is a bound: the pool
 # grows as blocks need it, and looks again before it takes more (csrc/host_pool.cpp).
 
 POOLS = 4  # times the KV cache in VRAM
@@ -216,3 +216,14 @@ def take(spare: Spare | None, kv_bytes: int, on_cpu: bool) -> Taken:
     if bound <= part:
         return Taken(bound, f"{times}, which is less than {seen}", parts - 1)
     return Taken(part, f"{seen}, which is less than {times}", parts - 1)
+
+
+def node_ranks(engine_ranks: int, node_engines: int, num_engines: int, num_nodes: int) -> int:
+    """Ranks on one of `num_nodes` nodes that runs `node_engines` of `num_engines` engines.
+
+    An engine spans nodes only if there are more nodes than the engines need (config/parallel.py,
+    nnodes_within_dp). 0 engines: a node that only answers clients.
+    """
+    num_groups = max(1, num_engines // max(1, node_engines))
+    nodes_per_engine = max(1, num_nodes // num_groups)
+    return max(1, engine_ranks // nodes_per_engine) * max(1, node_engines)

@@ -38,7 +38,7 @@ class FakeClock:
 
 
 def poll(worker: Any) -> tuple[set[str], set[str]]:
-    """Poll a worker half as vLLM's hooks do: one that is idle is passed by (worker_hooks.py)."""
+    """Poll a worker half as vLLM's hooks do: one that is idle is passed by (connector.py)."""
     return (set(), set()) if worker.is_idle else worker.poll()
 
 

@@ -42,7 +42,6 @@ NOT_OURS = {
     "tools/checks/ask.py": "os.environ",
     "tools/cli/ending.py": "sys.excepthook",
     "tools/cli/server.py": "clock.daemon",
-    "vllm/about.py": "options.model",
     "vllm/attach.py": "ContinuumScheduler.__name__ ContinuumScheduler.__qualname__ "
     "config.get_scheduler_cls config.scheduler_cls engine_args.kv_transfer_config "
     "engine_args_class.create_engine_config",
@@ -54,7 +53,7 @@ NOT_OURS = {
     "vllm/hooks.py": "_manager.allocate_slots",
     "vllm/planned.py": "DEVICE.capability args.kv_transfer_config args.load_format "
     "config.cache_config.block_size config.cache_config.num_gpu_blocks "
-    "config.compilation_config.mode found.hash_block_size",
+    "config.compilation_config.mode found.hash_block_size options.model",
     "vllm/plugin.py": "KVTransferConfig.__post_init__ loader.exec_module",
     "vllm/pretend.py": "accelerator.current_device_index accelerator.device_count "
     "accelerator.set_device_index cuda.Event cuda.Stream cuda.current_device cuda.current_stream "
@@ -92,14 +91,13 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "files": set(),
     "memory": set(),
     "config": {"memory", "files"},
-    "switch": {"files"},
     "programs": set(),
     "toolcalls": set(),
     "observe/trace": {"config"},
     "observe/account": {"programs", "toolcalls"},
     "observe/metrics": {"observe/account"},
     "middleware": {"config", "programs", "observe/account"},
-    "switch_endpoint": {"switch", "config", "middleware"},
+    "switch_endpoint": {"files", "config", "middleware"},
     "epoch_endpoint": {"middleware"},
     "program_endpoint": {"middleware", "vllm/attach"},
     "costs": set(),
@@ -123,58 +121,51 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "worker": {"messages", "config", "files"},
     "vllm/proven": {"scheduler/kv_groups"},
-    "vllm/node": {"memory"},
     "vllm/touched": set(),
-    "vllm/probe": {"vllm/touched"},
     "vllm/coordinator": {"scheduler", "scheduler/kv_groups", "vllm/compat"},
     "vllm/served": {
         *("config", "memory", "costs", "scheduler/kv_groups"),
-        *("vllm/compat", "vllm/node", "vllm/proven"),
+        *("vllm/compat", "vllm/proven"),
     },
-    "vllm/kv_events": set(),
-    "vllm/facts": {"worker"},
+    "vllm/facts": {"worker", "files"},
     "vllm/worker_calls": {"vllm/compat"},
     "vllm/compat": {"scheduler", "costs", "config"},
-    "vllm/about": {"vllm/compat", "vllm/probe"},
     "vllm/pretend": set(),
     "vllm/planned": {
         *("build", "config"),
-        *("vllm/about", "vllm/attach", "vllm/pretend", "vllm/proven", "vllm/served"),
+        *("vllm/attach", "vllm/compat", "vllm/pretend", "vllm/proven", "vllm/served"),
+        "vllm/touched",
     },
-    "vllm/resets": {"vllm/compat", "vllm/probe", "vllm/touched"},
+    "vllm/resets": {"vllm/compat", "vllm/touched"},
     "build": {
         "memory",
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
         *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/on_disk"),
         *("observe/account", "observe/trace"),
-        *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
-        *("vllm/served", "vllm/facts", "vllm/node"),
-        *("vllm/probe", "vllm/touched", "vllm/resets"),
-    },
-    "worker_hooks": {
-        *("build", "config", "vllm/compat", "vllm/served", "messages", "worker"),
-        *("observe/account", "observe/metrics", "vllm/worker_calls", "vllm/probe"),
+        *("vllm/compat", "vllm/proven", "vllm/coordinator"),
+        *("vllm/served", "vllm/facts"),
+        *("vllm/touched", "vllm/resets"),
     },
     "connector": {
-        *("worker_hooks", "build", "messages", "scheduler", "costs", "switch"),
+        *("build", "config", "messages", "scheduler", "worker", "costs", "switch_endpoint"),
         *("observe/account", "observe/metrics"),
-        *("vllm/compat", "vllm/coordinator", "vllm/probe"),
+        *("vllm/compat", "vllm/coordinator", "vllm/served", "vllm/touched", "vllm/worker_calls"),
     },
     "vllm/hooks": {
         *("scheduler", "scheduler/kv_groups", "vllm/compat", "vllm/resets"),
-        *("vllm/probe", "vllm/touched"),
+        "vllm/touched",
     },
     "vllm/attach": {
-        *("connector", "config", "vllm/compat", "vllm/hooks", "vllm/node"),
-        "vllm/probe",
-        *("vllm/proven", "switch", "observe/trace", "memory"),
+        *("connector", "config", "vllm/compat", "vllm/hooks", "vllm/served"),
+        "vllm/touched",
+        *("vllm/proven", "switch_endpoint", "observe/trace", "memory"),
     },
-    "vllm/plugin": {"vllm/attach", "vllm/probe"},
+    "vllm/plugin": {"vllm/attach", "vllm/touched"},
     "tools/analysis": {"observe/trace", "forecast", "memory"},
     "tools/checks": {
-        *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
+        *("vllm/plugin", "vllm/proven", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),
-        *("config", "files", "worker", "switch", "memory"),
+        *("config", "files", "worker", "memory"),
         *("switch_endpoint", "epoch_endpoint", "program_endpoint"),
     },
     "tools/cli": {
@@ -183,14 +174,12 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     },
     "": {"connector", "vllm/attach"},  # __init__: the public names
 }
-VLLM_IN = {"connector.py", "worker_hooks.py", "observe/metrics.py"}
+VLLM_IN = {"connector.py", "observe/metrics.py"}
 VLLM_IN |= {
     f"vllm/{name}.py"
     for name in (
-        "about",
         "compat",
         "plugin",
-        "kv_events",
         "served",
         "facts",
         "planned",
@@ -386,7 +375,7 @@ def reaches(tree: ast.AST) -> Iterator[str]:
 
 def test_nobody_reaches_through_two_objects() -> None:
     """build.py apart, which puts them together. No allowance is unused."""
-    rooms = {"connector", "worker_hooks", "scheduler", "vllm"}
+    rooms = {"connector", "scheduler", "vllm"}
     trees = {n: tree for n, tree in TREES.items() if n.removesuffix(".py").split("/")[0] in rooms}
     found = {name: set(reaches(tree)) for name, tree in trees.items()}
     assert {name: chains for name, chains in found.items() if chains} == {}

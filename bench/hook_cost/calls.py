@@ -23,9 +23,9 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from bench.cli import positive, start, teaching_parser
 from bench.hook_cost.turns import Counted
 from bench.sim import versions
+from continuum_connector.connector import StepMetadata
 from continuum_connector.messages import StepPlan
 from continuum_connector.vllm import plugin
-from continuum_connector.worker_hooks import StepMetadata
 from tests.vllm import kv_caches
 
 # What its server has -> what sets that.

@@ -40,8 +40,8 @@ from bench.hook_cost.arms import (
     progress,
     remember_programs,
 )
+from continuum_connector.connector import WorkerMetadata
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
-from continuum_connector.worker_hooks import WorkerMetadata
 from tests.vllm.harness import Engine, runner_output
 from tests.vllm.tiering import BLOCK, SLOT_BYTES
 

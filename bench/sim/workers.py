@@ -101,7 +101,7 @@ class OurWorker(Worker):
                 self._report.outcomes[each.transfer_id] = outcome
 
     def output(self, now: float) -> dict[str, Any]:
-        from continuum_connector.worker_hooks import WorkerMetadata  # which imports vLLM
+        from continuum_connector.connector import WorkerMetadata  # which imports vLLM
 
         self.bus.advance(now)
         if self.disk is not None:

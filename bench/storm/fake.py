@@ -25,7 +25,7 @@ from bench.sim.hardware import GB, Machine, machine
 from bench.storm import front
 from bench.storm.record import ABORTED, RESET_REFUSED, Ended
 from continuum_connector.observe.account import METRICS, Kind
-from continuum_connector.switch import PERIOD_S, SwitchFile
+from continuum_connector.switch_endpoint import PERIOD_S, SwitchFile
 
 BLOCK_SIZE = 32
 NUM_BLOCKS = 129  # a third of what is alive at a time: preemptions, and pins that give way

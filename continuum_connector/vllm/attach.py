@@ -69,7 +69,7 @@ def _in_one_sentence(is_server: bool) -> Iterator[None]:
             raise SystemExit(f"ContinuumConnector: {error}") from None
         raise
     except Exception as error:
-        from continuum_connector.vllm.probe import release
+        from continuum_connector.vllm.touched import release
 
         what = f"{type(error).__name__}: {error}"
         logger.warning("ContinuumConnector cannot read the config of %s (%s)", release(), what)
@@ -95,13 +95,13 @@ def prepare(vllm_config: Any) -> None:
         return
     from continuum_connector import memory
     from continuum_connector.errors import ConfigError
-    from continuum_connector.vllm import compat, node, probe
+    from continuum_connector.vllm import compat, served, touched
 
-    if probe.why_aside(has_priorities=False, is_hybrid=False):
+    if touched.why_aside(has_priorities=False, is_hybrid=False):
         return  # the connector says so
     parallel = vllm_config.parallel_config
     _check_folders(ours, parallel)
-    node.keep_count(vllm_config)
+    served.keep_count(vllm_config)
     # Here, because the scheduler asks this config, not the one that a MultiConnector's child gets.
     compat.ask_to_recompute(vllm_config)
     if ours.dram_bytes is None:
@@ -112,7 +112,9 @@ def prepare(vllm_config: Any) -> None:
                 "means; set dram_bytes"
             )
         if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
-            node.keep_spare(vllm_config, memory.look(os.environ))  # Ray's workers may be elsewhere
+            served.keep_spare(
+                vllm_config, memory.look(os.environ)
+            )  # Ray's workers may be elsewhere
     config = vllm_config.scheduler_config
     if config.scheduler_cls is None:
         # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.
@@ -126,13 +128,13 @@ def _check_folders(ours: ContinuumConfig, parallel: Any) -> None:
     is_here = parallel.data_parallel_size_local > 0 and parallel.data_parallel_backend != "ray"
     if not is_here or parallel.nnodes > 1:
         return
-    from continuum_connector import switch
+    from continuum_connector import switch_endpoint
     from continuum_connector.observe import trace
 
     if ours.trace_path:
         trace.check(ours.trace_path)
     if ours.switch_path:
-        switch.check(ours.switch_path)
+        switch_endpoint.check(ours.switch_path)
 
 
 def our_config(transfer: Any) -> ContinuumConfig | None:
@@ -166,9 +168,9 @@ def _step_out(engine_args: Any) -> None:
     if named is None:
         return
     from continuum_connector.config import CONNECTOR_NAME
-    from continuum_connector.vllm import probe
+    from continuum_connector.vllm import touched
 
-    if named == CONNECTOR_NAME and (why := probe.why_not_loaded()):
+    if named == CONNECTOR_NAME and (why := touched.why_not_loaded()):
         engine_args.kv_transfer_config = None
         logger.warning("ContinuumConnector: %s, so turns are served as stock vLLM serves them", why)
 

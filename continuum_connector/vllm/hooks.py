@@ -17,7 +17,7 @@ from vllm.v1.request import RequestStatus
 
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.queue import Front, ProgramQueue
-from continuum_connector.vllm import compat, probe
+from continuum_connector.vllm import compat, touched
 from continuum_connector.vllm.resets import Resets
 from continuum_connector.vllm.touched import Part
 
@@ -39,8 +39,8 @@ class Hooks:
         self.resets = Resets(scheduler, ours)
         self._kv_first = KvFirst(scheduler)
         # Of a vLLM that lacks what these need, no turn loads, and no user's priority ranks turns.
-        self._may_load = not probe.is_off(Part.TIER)
-        self._may_forget = not probe.is_off(Part.PRIORITY)
+        self._may_load = not touched.is_off(Part.TIER)
+        self._may_forget = not touched.is_off(Part.PRIORITY)
 
     @property
     def acting(self) -> Any:

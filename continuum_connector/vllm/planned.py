@@ -1,24 +1,111 @@
-"""Planned: what this vLLM would make of a command line, asked of vLLM itself without GPU, weights
-or network. Its parser reads the options, its config is built, its layers on the meta device, its KV
-groups from them; then the functions are called that our connector calls at a server's start.
+"""Planned: what the installed vLLM is, and what it would make of a command line, for `continuum
+check`. vLLM itself is asked, without GPU, weights or network: its parser reads the options, its
+config is built, its layers on the meta device, its KV groups from them; then the functions are
+called that our connector calls at a server's start.
 
-Where vLLM raises, its own sentence is the answer. Only for a process of its own: see pretend.py.
+Where vLLM raises, its own sentence is the answer. Like compat.py, it goes by feature. `kv` is only
+for a process of its own: see pretend.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 from continuum_connector import build
 from continuum_connector.config import CONNECTOR_NAME
-from continuum_connector.vllm import about, attach, proven, served
+from continuum_connector.vllm import attach, compat, proven, served, touched
 from continuum_connector.vllm.pretend import DEVICE, GPU_BYTES, no_memory, world_of
 
+TRANSFER = ("kv_connector", "kv_role", "kv_connector_extra_config")
+_MOST = 400  # characters of an answer of vLLM's
+
+
+# --- what it is, can do and reads ----------------------------------------------------------
+def about_vllm() -> dict[str, Any]:
+    """What this vLLM is and can do, as the fields of tools/checks/machine.py VllmSeen."""
+    import vllm
+    from vllm.model_executor.models import registry
+    from vllm.tool_parsers import ToolParserManager
+
+    generate = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
+    return {
+        "version": vllm.__version__,
+        "tested": [release for release, _ in compat.SUPPORTED],
+        "platform": served.platform(),
+        "has_layouts": compat.has_layouts(),
+        "fails_by_request": compat.can_fail_by_request(),
+        "mends_drafted_states": compat.mends_drafted_states(),
+        **_lacks(),
+        "architectures": [a for name in generate for a in getattr(registry, name, ())],
+        "tool_parsers": ToolParserManager.list_registered(),
+    }
+
+
+def _lacks() -> dict[str, Any]:
+    """What this vLLM lacks, as a server's log would."""
+    for_all = touched.why_not_loaded() or touched.why_aside(False, False)
+    ranked, hybrid = touched.why_aside(True, False), touched.why_aside(False, True)
+    some = (
+        ("", touched.why_less()),
+        ("with --scheduling-policy priority, ", ranked),
+        ("for models with windows, chunks or states, and with drafts, ", hybrid),
+        ("no DRAM tier: ", touched.why_no_copies()),
+    )
+    return {"lacks_all": for_all, "lacks": [who + why for who, why in some if why]}
+
+
+def told(options: Any, names: Iterable[str]) -> dict[str, Any]:
+    """The options of these names, as JSON; those that this vLLM lacks are left out."""
+    found = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    transfer = options.kv_transfer_config
+    if transfer is not None:
+        found["kv_transfer_config"] = {name: getattr(transfer, name) for name in TRANSFER}
+    return found
+
+
+def parse(words: Sequence[str]) -> Any:
+    """The options as `vllm serve` reads them, from --config too. ValueError is vLLM's complaint."""
+    from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    serve, top = ServeSubcommand(), Parser()
+    serve.subparser_init(top.add_subparsers())
+    options = top.parse_args(["serve", *words])
+    serve.validate(options)
+    options.model = getattr(options, "model_tag", None) or options.model
+    return options
+
+
+def read_by_vllm(words: Sequence[str], names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
+    """The options that vLLM's parser makes of these words, None if it refuses them; and what to say
+    of them: why they are "refused", or else the "model" and the named "options" as JSON."""
+    try:
+        options = parse(words)
+    except SystemExit:
+        return None, {"refused": "they only print"}
+    except Exception as error:  # from argparse, YAML or pydantic; it would end the server, too
+        return None, {"refused": sentence(error)}
+    return options, {"model": options.model, "options": told(options, names)}
+
+
+def sentence(error: BaseException) -> str:
+    """What an exception says, on one line, without what pydantic puts around it."""
+    text = " ".join(str(error).split())
+    text = text.partition("Value error, ")[2] or text
+    text = text.partition(" [type=")[0]
+    return (text or type(error).__name__)[:_MOST]
+
+
+# --- what it would make of the options -----------------------------------------------------
 # Drafts that keep no KV, so that no layers of theirs are built.
 NO_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
 CAPABILITIES = ((9, 0), (10, 0))  # the second where vLLM cannot do it on the first
@@ -60,9 +147,9 @@ def _step(name: str, *refusals: type[Exception]) -> Iterator[None]:
     try:
         yield
     except refusals as why:
-        raise RefusedError(about.sentence(why)) from None
+        raise RefusedError(sentence(why)) from None
     except (Exception, SystemExit) as why:  # a plugin's, a model's or torch's own
-        raise NotSeenError(f"{name}: {about.sentence(why)}") from None
+        raise NotSeenError(f"{name}: {sentence(why)}") from None
 
 
 def _config(options: Any) -> Any:
@@ -71,14 +158,14 @@ def _config(options: Any) -> Any:
     try:
         return _made(options)
     except SystemExit as why:  # attach.py: our own part of the config
-        raise RefusedError(about.sentence(why)) from None
+        raise RefusedError(sentence(why)) from None
     except ValueError as why:
-        refusal = about.sentence(why)
+        refusal = sentence(why)
     except Exception as why:
-        raise NotSeenError(f"config: {about.sentence(why)}") from None
+        raise NotSeenError(f"config: {sentence(why)}") from None
     if "No module named" not in refusal and _takes_model_alone(options):
         raise RefusedError(refusal)
-    cause = f" ({about.sentence(DEVICE.trouble)})" if DEVICE.trouble else ""
+    cause = f" ({sentence(DEVICE.trouble)})" if DEVICE.trouble else ""
     raise NotSeenError(f"config: {refusal}{cause}")
 
 
@@ -93,7 +180,7 @@ def _takes_model_alone(options: Any) -> bool:
 def _bare(options: Any) -> Any:
     kept = ("model", "tokenizer", "trust_remote_code", "revision", "hf_overrides", "hf_config_path")
     words = ["--model", options.model, "--skip-tokenizer-init"]
-    found = about.parse(words)
+    found = parse(words)
     for name in kept:
         setattr(found, name, getattr(options, name, None))
     return found

@@ -54,7 +54,7 @@ def _lacking(part: Callable[[], None], consequence: str) -> list[str]:
 
 def _tell(lacking: list[str]) -> None:
     if lacking:
-        from continuum_connector.vllm.probe import release
+        from continuum_connector.vllm.touched import release
 
         logger.warning(
             "%s: %s lacks what it needs, so %s; a server that does not name it is as without it",

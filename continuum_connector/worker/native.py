@@ -1,14 +1,9 @@
-"""The native library of csrc/ over ctypes: an engine that copies blocks, its host pool, its files.
-
-tell_paths logs at the start which ways of copying an engine has. If a driver or device lacks one,
-the engine uses the others, so nothing else would show it.
-"""
+"""The native library of csrc/ over ctypes: a copying engine, its host pool, its files."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,8 +25,6 @@ from continuum_connector.worker.abi import (
 
 if TYPE_CHECKING:
     from continuum_connector.worker.layout import Layout
-
-logger = logging.getLogger(f"vllm.{__name__}")
 
 MIB = 1 << 20
 
@@ -527,46 +520,3 @@ def _check_sizes(driver: str, layout: Layout, num_slots: int) -> None:
 def _on_disk(entry: abi.DiskEntry) -> OnDisk:
     key = bytes(entry.key[: entry.key_bytes])
     return OnDisk(entry.slot, entry.sequence, entry.depth, key)
-
-
-# What each path was made for: the driver's CUDA version, and the release that came with it.
-MADE_FOR = {
-    "batch": (12080, 570),  # cuMemcpyBatchAsync
-    "gather": (12000, 525),  # the compiler of csrc/gather_fatbin.inc
-}
-WITHOUT = {
-    "batch": "no batch, so each piece is a call of its own",
-    "gather": "no gather kernel for loads of small pieces, which go as all others",
-}
-
-
-def tell_paths(driver: str, paths: Collection[str]) -> None:
-    """Log the paths (`batch`, `loop`, `gather`) that the engine found over `driver` on opening."""
-    logger.info("%s", describe(driver, paths, cuda_version() if driver == "cuda" else 0))
-
-
-def describe(driver: str, paths: Collection[str], version: int) -> str:
-    """The log line. `version`: the driver's CUDA, where 12080 is 12.8; 0 if unknown or no CUDA."""
-    over = "the simulator" if driver == "sim" else f"CUDA {_dotted(version)}".rstrip()
-    said = f"blocks are copied over {over} by {', '.join(paths)}"
-    for path, (needed, release) in MADE_FOR.items():
-        if path in paths:
-            continue
-        is_old = 0 < version < needed
-        why = f"made for CUDA {_dotted(needed)}, driver {release}" if is_old else "refused here"
-        said += f"; {WITHOUT[path]} ({why})"
-    return said
-
-
-def cuda_version() -> int:
-    """The loaded driver's CUDA version, 0 if it gives none. Microseconds; needs no context."""
-    version = ctypes.c_int()
-    try:
-        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
-    except (OSError, AttributeError):
-        return 0
-    return version.value
-
-
-def _dotted(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}" if version else ""

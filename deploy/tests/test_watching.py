@@ -68,7 +68,8 @@ def test_every_query_asks_for_what_we_publish(expr: str) -> None:
 
 
 def test_the_time_in_our_hooks_is_that_of_the_scheduler_which_no_rank_multiplies() -> None:
-    worker = (ROOT / "continuum_connector" / "worker_hooks.py").read_text()
+    connector = (ROOT / "continuum_connector" / "connector.py").read_text()
+    _, worker = connector.split("# --- worker half")
     of_scheduler = set(HOOKS) - set(re.findall(r'@timed\("(\w+)"\)', worker)) - {OTHER}
     (alert,) = (rule["expr"] for rule in alerts() if rule["alert"] == "ContinuumHooksSlow")
     (panel,) = (p for p in panels(load()) if p["title"] == "Time in our hooks")

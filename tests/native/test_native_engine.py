@@ -84,6 +84,10 @@ def test_ids_may_be_read_only_and_lie_apart(rig: Rig) -> None:
         rig.engine.submit(STORE, apart.astype(np.int64), fixed.astype(np.int64), 2)
 
 
+def test_the_engine_says_which_ways_of_copying_it_was_offered(rig: Rig) -> None:
+    assert rig.engine.paths == ("batch", "loop", "gather")
+
+
 def test_a_simulated_pool_is_ready_at_once(rig: Rig) -> None:
     state = rig.engine.pool_state()
     assert state.ready_bytes == state.mapped_bytes >= Rig.NUM_SLOTS * 2 * Rig.PIECE

@@ -16,11 +16,11 @@ import pytest
 
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.messages import OnDisk, ReadOrder, StepPlan, WorkerReport, WriteOrder
+from continuum_connector.vllm.facts import Checkpoint, prover
 from continuum_connector.worker import disk as module
 from continuum_connector.worker.abi import Region
 from continuum_connector.worker.disk import DiskPlace, Namespace, Prove, WorkerDisk
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.namespace import Checkpoint, prover
 from continuum_connector.worker.native import NativeEngine
 from continuum_connector.worker.worker import ContinuumWorker
 from tests.fakes import FakeClock, mount_tmpfs, poll

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from continuum_connector.errors import TransferError
-from continuum_connector.worker import namespace as module
+from continuum_connector.vllm import facts as module
+from continuum_connector.vllm.facts import MEMORY, Checkpoint, Reader, prover
 from continuum_connector.worker.abi import Region
 from continuum_connector.worker.disk import Namespace
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.namespace import MEMORY, Checkpoint, Reader, prover
 
 LAYOUT = Layout((Region(4096, 4096, 0, 4000),), 100, 4096, "cpu", 0)
 FACTS = {"model": {"layers": 4}, "dtype": "float32"}

@@ -19,7 +19,7 @@ NAMES = {name for touch in TOUCHED for name in touch.any_of}
 OBJECTS = {"request", "scheduler", "pool", "block", "manager", "coordinator"}
 WALKS = {"_getframe", "currentframe", "stack", "callers"}
 # Of `continuum check`, whose config no server gets.
-CHECKS_OWN = ("vllm/about.py", "vllm/planned.py", "vllm/pretend.py")
+CHECKS_OWN = ("vllm/planned.py", "vllm/pretend.py")
 
 LEFT = {
     "vllm/attach.py _step_out engine_args.kv_transfer_config": "a vLLM that cannot build our class",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from continuum_connector.errors import ConfigError
-from continuum_connector.switch import AlwaysOn, SwitchFile, open_switch
+from continuum_connector.switch_endpoint import AlwaysOn, SwitchFile, open_switch
 
 
 @pytest.fixture

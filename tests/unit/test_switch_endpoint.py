@@ -17,8 +17,7 @@ import pytest
 from continuum_connector import switch_endpoint
 from continuum_connector.config import ADMIN_KEY, SWITCH_PATH
 from continuum_connector.errors import ConfigError
-from continuum_connector.switch import SwitchFile
-from continuum_connector.switch_endpoint import SwitchEndpoint
+from continuum_connector.switch_endpoint import SwitchEndpoint, SwitchFile
 
 ROOT = Path(__file__).resolve().parents[2]
 PATH = SwitchEndpoint.path

@@ -291,7 +291,7 @@ class FakeWorker:
         output: dict[str, Any] = {}
         if self._received:
             output["finished_recving"] = self._received
-        # As worker_hooks.py does: by block where there is one group, and by request as well
+        # As connector.py does: by block where there is one group, and by request as well
         # where vLLM asks for that (>= 0.30), which then recomputes all of it.
         if len(self.groups) == 1 and self._invalid_blocks:
             output["invalid_block_ids"] = self._invalid_blocks

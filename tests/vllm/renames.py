@@ -27,7 +27,7 @@ from typing import Any
 import vllm.v1.engine.core  # noqa: F401  else each child would read it and its 300 modules anew
 
 from bench.markers import rewrite
-from continuum_connector.vllm import attach, plugin, probe
+from continuum_connector.vllm import attach, plugin, touched
 from continuum_connector.vllm.touched import TOUCHED, Part, Touch
 from tests.versions import sources
 from tests.vllm.harness import Engine, OracleError
@@ -57,7 +57,7 @@ class _Said(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if "continuum" in record.name and probe.release() in record.getMessage():
+        if "continuum" in record.name and touched.release() in record.getMessage():
             self.lines.append(record.getMessage())
 
 
@@ -95,12 +95,12 @@ def row(touch: Touch) -> str:
 
 def _row(touch: Touch) -> str:
     rename(touch)
-    probe.missing.cache_clear()
-    probe._stored_by.cache_clear()
+    touched.missing.cache_clear()
+    touched._stored_by.cache_clear()
     if touch.needs is Part.LOAD:
         return _not_loaded(touch)
     if touch.needs is Part.WORKER:
-        return LESS[Part.WORKER] if touch.name in probe.why_no_copies() else "silent"
+        return LESS[Part.WORKER] if touch.name in touched.why_no_copies() else "silent"
     if touch.needs is Part.PLUGIN:
         with _heard() as said:
             plugin.register()
@@ -193,9 +193,9 @@ DOCS = sources.ROOT / "docs" / "versions.md"
 _ASK = """
 import json
 import vllm.v1.core.sched.scheduler
-from continuum_connector.vllm import probe
+from continuum_connector.vllm import touched
 from continuum_connector.vllm.touched import TOUCHED
-print(json.dumps([probe.is_there(t._replace(takes=())) for t in TOUCHED]))
+print(json.dumps([touched.is_there(t._replace(takes=())) for t in TOUCHED]))
 """
 
 

@@ -36,8 +36,7 @@ from bench.sim import versions
 from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
-from continuum_connector.tools.checks.line import Verdict
-from continuum_connector.tools.checks.machine import VllmSeen, this_machine
+from continuum_connector.tools.checks.machine import Verdict, VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.serving import lines
 from continuum_connector.tools.cli.app import app
@@ -202,8 +201,8 @@ def said_by_vllm() -> list[dict[str, str]]:
     """Of each command, from a process of its own: on vLLM <= 0.29 logs go elsewhere afterwards."""
     code = """
 import json, sys
-from continuum_connector.vllm import about
-found = [about.read_by_vllm(words, ["model"])[1] for words in json.loads(sys.argv[1])]
+from continuum_connector.vllm import planned
+found = [planned.read_by_vllm(words, ["model"])[1] for words in json.loads(sys.argv[1])]
 print(json.dumps(found, default=str))
 """
     words = json.dumps([each for each, _, _ in COMMANDS])

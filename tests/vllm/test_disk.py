@@ -10,7 +10,7 @@ from continuum_connector.scheduler.tiers.on_disk import disk
 from continuum_connector.scheduler.tiers.on_disk.reading import PROBE_S
 from continuum_connector.scheduler.tiers.on_disk.saving import RETRY_S
 from continuum_connector.scheduler.tiers.traffic import HANGS_AFTER_S, LOOK_S, Kind
-from continuum_connector.vllm import node
+from continuum_connector.vllm import served
 from tests.vllm.fake_worker import OF_DISK, WriteOrder
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
@@ -648,7 +648,7 @@ def test_the_engines_of_a_node_share_its_write_budget(
 ) -> None:
     """As they share `disk_bytes`: a drive does not wear out faster with more engines."""
     world_size, node_ranks = ranks
-    monkeypatch.setattr(node, "num_node_ranks", lambda _config: node_ranks)
+    monkeypatch.setattr(served, "num_node_ranks", lambda _config: node_ranks)
     engine = on_disk(world_size=world_size, config={"disk_write_budget": 4_000_000})
     assert engine.connector.side.tier.below._plan.write_budget == share * 4_000_000
     engine = on_disk(world_size=world_size)

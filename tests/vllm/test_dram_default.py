@@ -15,7 +15,7 @@ from continuum_connector.build import with_default_dram
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.errors import ConfigError
 from continuum_connector.memory import Spare
-from continuum_connector.vllm import attach, node, served
+from continuum_connector.vllm import attach, served
 from tests.vllm import kv_caches
 from tests.vllm.test_worker_start import BLOCK_BYTES, layers, server
 
@@ -78,7 +78,7 @@ def test_what_is_written_wins_and_nobody_looks(
     config = server(dram_bytes=dram_bytes)
     seen(monkeypatch, 4 * GIB)
     attach.prepare(config)
-    assert node.spare(config) is None
+    assert served.spare(config) is None
     tiers = [half(config, role).config.tier_bytes for role in KVConnectorRole]
     assert tiers == [2 * 2**20 if dram_bytes else 0] * 2
 
@@ -91,7 +91,7 @@ def test_all_ranks_of_a_node_count(
     config = without_size()
     seen(monkeypatch, 4 * GIB)
     attach.prepare(config)
-    monkeypatch.setattr(node, "num_node_ranks", lambda _: ranks)
+    monkeypatch.setattr(served, "num_node_ranks", lambda _: ranks)
     found = with_default_dram(ContinuumConfig(), config, kv_cache())
     assert found.tier_bytes == caches * NUM_BLOCKS * BLOCK_BYTES
 
@@ -130,7 +130,7 @@ def test_with_ray_nobody_looks_at_this_node(monkeypatch: pytest.MonkeyPatch, key
     seen(monkeypatch, 4 * GIB)
     setattr(config.parallel_config, key, "ray")
     attach.prepare(config)
-    assert node.spare(config) is None
+    assert served.spare(config) is None
 
 
 def test_on_another_platform_nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:

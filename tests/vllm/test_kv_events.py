@@ -15,7 +15,7 @@ from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id, maybe_convert_block_hash
 
 from continuum_connector.scheduler.kv_groups import block_key
-from continuum_connector.vllm.kv_events import KvEventFactory
+from continuum_connector.vllm.compat import KvEventFactory
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     SLOT_BYTES,

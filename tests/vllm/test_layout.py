@@ -14,8 +14,8 @@ from unittest.mock import patch
 import pytest
 
 from continuum_connector.errors import TransferError
+from continuum_connector.vllm.facts import Checkpoint, prover
 from continuum_connector.worker.layout import all_layers, read_layout
-from continuum_connector.worker.namespace import Checkpoint, prover
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch and vLLM use what they deprecate as they are imported

@@ -14,7 +14,8 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.engine import core
 
 from continuum_connector.tools.checks.plan import read_plan
-from continuum_connector.vllm import node, plugin
+from continuum_connector.vllm import plugin
+from continuum_connector.vllm.served import num_node_ranks
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -98,10 +99,10 @@ def test_every_engine_of_a_node_counts_the_ranks_of_all_of_them_as_check_does(
     for rank in range(min(2, flags.get("data_parallel_size_local", 2))):
         seen = in_engine(config, rank, monkeypatch)
         assert seen.parallel_config.world_size == flags.get("tensor_parallel_size", 1)
-        assert node.num_node_ranks(seen) == ranks
+        assert num_node_ranks(seen) == ranks
         worker = pickle.loads(pickle.dumps(seen))  # vLLM spawns workers
         assert worker.parallel_config.world_size == seen.parallel_config.world_size
-        assert node.num_node_ranks(worker) == ranks
+        assert num_node_ranks(worker) == ranks
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     assert read_plan(words, {}).num_ranks == ranks
 
@@ -120,4 +121,4 @@ def test_an_engine_on_each_of_two_nodes_has_its_node_alone(
         distributed_executor_backend="mp",
     )
     seen = in_engine(config, 1, monkeypatch)
-    assert (seen.parallel_config.world_size, node.num_node_ranks(seen)) == (8, 8)
+    assert (seen.parallel_config.world_size, num_node_ranks(seen)) == (8, 8)

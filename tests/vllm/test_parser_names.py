@@ -8,7 +8,7 @@ import pytest
 import vllm
 
 from continuum_connector.tools.checks.serving import FAMILIES, Family
-from continuum_connector.vllm.about import about_vllm
+from continuum_connector.vllm.planned import about_vllm
 
 HERE = set(about_vllm()["tool_parsers"])
 OLDER = "0.32"  # releases before it lack some of a family's other parsers

@@ -25,7 +25,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from bench.sim import versions
 from continuum_connector.vllm import plugin
-from continuum_connector.vllm.probe import release
+from continuum_connector.vllm.touched import release
 
 NAME = "ContinuumConnector"
 FACTORY, ARG_UTILS = factory.__name__, arg_utils.__name__

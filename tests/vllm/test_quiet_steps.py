@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from continuum_connector import build
-from continuum_connector.connector import TELL_EVERY_S
+from continuum_connector.connector import TELL_EVERY_S, StepMetadata
 from continuum_connector.messages import StepPlan, StoreOrder
 from continuum_connector.observe.metrics import ContinuumStats
 from continuum_connector.scheduler.scheduler import LOOK_S
 from continuum_connector.vllm import compat
-from continuum_connector.worker_hooks import StepMetadata
 from tests.vllm import tiering
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine

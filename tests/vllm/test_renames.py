@@ -36,7 +36,7 @@ def _numbers() -> Iterator[Any]:
 @pytest.mark.parametrize("number", list(_numbers()))
 def test_a_renamed_name_ends_nothing_and_is_told(number: int) -> None:
     touch = TOUCHED[number]
-    if not renames.probe.is_there(touch):
+    if not renames.touched.is_there(touch):
         pytest.skip("this vLLM has no such name")
     told = renames.row(touch)
     assert told in renames.TOLD
@@ -62,11 +62,11 @@ def test_a_name_that_we_do_without_in_silence_is_found_out() -> None:
 
 def _without(touch: Touch):  # type: ignore[no-untyped-def]
     def row(other: Touch) -> str:
-        listed = renames.probe.TOUCHED
-        renames.probe.TOUCHED = tuple(each for each in listed if each != touch)
+        listed = renames.touched.TOUCHED
+        renames.touched.TOUCHED = tuple(each for each in listed if each != touch)
         try:
             return renames.row(other)
         finally:
-            renames.probe.TOUCHED = listed
+            renames.touched.TOUCHED = listed
 
     return row

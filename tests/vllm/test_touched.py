@@ -18,9 +18,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 import continuum_connector
 from continuum_connector.connector import ContinuumConnector, Mode
-from continuum_connector.vllm import about, attach, probe
-from continuum_connector.vllm.probe import release
-from continuum_connector.vllm.touched import TOUCHED, Part, Touch
+from continuum_connector.vllm import attach, planned, touched
+from continuum_connector.vllm.touched import TOUCHED, Part, Touch, release
 from tests.vllm import renamed
 from tests.vllm.harness import Engine
 from tests.vllm.scenarios import SCENARIOS
@@ -174,7 +173,7 @@ def imported() -> Iterator[tuple[str, str, str]]:
 
 
 CHECKS_OWN = {  # of `continuum check`, which says what it cannot ask; no server loads them
-    *("vllm/about.py", "vllm/planned.py", "vllm/pretend.py"),
+    *("vllm/planned.py", "vllm/pretend.py"),
 }
 
 
@@ -209,17 +208,17 @@ def test_each_hook_of_ours_is_in_the_table() -> None:
     assert base.__abstractmethods__ <= named
 
 
-# --- the probe ----------------------------------------------------------------------------
+# --- what is there -----------------------------------------------------------------------
 def test_this_vllm_lacks_nothing() -> None:
-    assert probe.missing() == ()
-    assert probe.why_no_copies() == ""
-    assert probe.why_not_loaded() == ""
-    assert not probe.why_aside(True, True)
-    assert not probe.why_less()
+    assert touched.missing() == ()
+    assert touched.why_no_copies() == ""
+    assert touched.why_not_loaded() == ""
+    assert not touched.why_aside(True, True)
+    assert not touched.why_less()
 
 
 class Plain:
-    """What the probe must see of a class."""
+    """What must be seen of a class."""
 
     of_class = 1
     __slots__ = ("in_a_slot",)
@@ -252,18 +251,18 @@ def test_a_name_is_there_if_an_object_of_the_class_would_have_it(
     name: str, takes: tuple[str, ...], there: bool
 ) -> None:
     touch = Touch(f"{__name__}:Stores", (name,), takes, Part.ALL, "", "")
-    assert probe.is_there(touch) is there
+    assert touched.is_there(touch) is there
     either = touch._replace(any_of=("not_there", name))
-    assert probe.is_there(either) is there
-    assert not probe.is_there(touch._replace(owner=f"{__name__}:Gone"))
-    assert not probe.is_there(touch._replace(owner="no.such.module:Stores"))
+    assert touched.is_there(either) is there
+    assert not touched.is_there(touch._replace(owner=f"{__name__}:Gone"))
+    assert not touched.is_there(touch._replace(owner="no.such.module:Stores"))
 
 
 def lacking(monkeypatch: pytest.MonkeyPatch, *parts: Part) -> None:
     missing = tuple(
         Touch("vllm.a:Thing", (f"for_{part.value}",), (), part, "", "") for part in parts
     )
-    monkeypatch.setattr(probe, "missing", lambda: missing)
+    monkeypatch.setattr(touched, "missing", lambda: missing)
 
 
 def sentences(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -333,7 +332,7 @@ def test_where_our_class_could_not_be_built_vllm_is_told_of_no_connector(
     if how == "another name":
         lacking(monkeypatch, Part.LOAD)
     else:
-        base = probe._owner(probe._CONNECTOR)
+        base = touched._owner(touched._CONNECTOR)
         asked = base.__abstractmethods__ | {"begin_step"}
         monkeypatch.setattr(base, "__abstractmethods__", asked)
     monkeypatch.setattr(attach.logger, "propagate", True)
@@ -359,13 +358,13 @@ def test_the_schedulers_methods_that_we_override_are_in_the_table() -> None:
 def test_continuum_check_says_of_a_release_what_a_servers_log_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert about._lacks() == {"lacks_all": "", "lacks": []}
+    assert planned._lacks() == {"lacks_all": "", "lacks": []}
     lacking(monkeypatch, Part.TIER, Part.HYBRIDS)
     lacks = f"{release()} lacks Thing.for_"
-    assert about._lacks()["lacks"] == [
+    assert planned._lacks()["lacks"] == [
         f"{lacks}tier, so there is no DRAM tier",
         "for models with windows, chunks or states, and with drafts, "
         f"{lacks}hybrids, so turns are served as stock vLLM serves them",
     ]
     lacking(monkeypatch, Part.ALL)
-    assert about._lacks()["lacks_all"].startswith(f"{lacks}all, so turns are served as stock")
+    assert planned._lacks()["lacks_all"].startswith(f"{lacks}all, so turns are served as stock")

@@ -200,10 +200,10 @@ def test_the_driver_is_that_of_the_kv_caches_device(device: str, copies: str, ma
 def test_the_log_says_which_ways_of_copying_there_are(
     made: Made, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", logger="vllm.continuum_connector.worker.native"):
+    with caplog.at_level("INFO", logger="vllm.continuum_connector.build"):
         start("cpu")
     (line,) = caplog.messages
-    assert line.startswith("blocks are copied over the simulator by batch, loop; no gather kernel")
+    assert line == "blocks are copied over sim by batch, loop"
 
 
 # A disk below DRAM.

@@ -15,7 +15,7 @@ Span = tuple[int, int]  # tokens of a chain: the first, and the one after the la
 
 
 class EventFactory(Protocol):
-    """Builds vLLM's event objects (kv_events.KvEventFactory)."""
+    """Builds vLLM's event objects (compat.KvEventFactory)."""
 
     def stored(
         self, request: Any, spans: Sequence[Span], keys: Sequence[Key], hash_size: int

@@ -39,9 +39,9 @@ def look_at_vllm(*words: str) -> dict[str, Any]:
                 from continuum_connector.vllm import pretend
 
                 real = {"platform": pretend.play_cuda()}
-        from continuum_connector.vllm import about, plugin
+        from continuum_connector.vllm import planned, plugin
 
-        found = about.about_vllm() | real
+        found = planned.about_vllm() | real
     except Exception as error:  # the user must read whatever a broken install raises
         return {"is_installed": True, "trouble": f"{type(error).__name__}: {error}"}
     found["plugin_trouble"] = ", and ".join(plugin.set_up())
@@ -63,15 +63,11 @@ OFFLINE = {
 def read_words(words: Sequence[str]) -> dict[str, Any]:
     """What vLLM's parser says of the options, and what its engine would make of them."""
     from continuum_connector.tools.checks.plan import Options
-    from continuum_connector.vllm import about
+    from continuum_connector.vllm import planned
 
-    options, found = about.read_by_vllm(words, Options.__dataclass_fields__)
+    options, found = planned.read_by_vllm(words, Options.__dataclass_fields__)
     if options is None:
         return found
-    try:
-        from continuum_connector.vllm import planned
-    except ImportError as error:
-        return found | {"not_seen": f"this vLLM cannot be asked ({error})"}
     try:
         return found | {"kv": planned.kv(options)}
     except planned.RefusedError as why:

@@ -15,10 +15,16 @@ from continuum_connector.errors import ConfigError
 from continuum_connector.files import MIN_LEFT
 from continuum_connector.memory import size
 from continuum_connector.program_endpoint import ProgramEndpoint
-from continuum_connector.switch import MEANINGS, read_switch
-from continuum_connector.switch_endpoint import SwitchEndpoint
-from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
-from continuum_connector.tools.checks.machine import DiskSeen, Machine
+from continuum_connector.switch_endpoint import MEANINGS, SwitchEndpoint, read_switch
+from continuum_connector.tools.checks.machine import (
+    DiskSeen,
+    Line,
+    Machine,
+    error,
+    ok,
+    unseen,
+    warning,
+)
 from continuum_connector.tools.checks.plan import Plan
 
 SLOW = 0.5e9  # bytes per second; below this, most GPUs compute a prompt faster than a disk reads it

@@ -1,6 +1,7 @@
-"""Machine: everything that a check may look at, so that a test can simulate any machine.
+"""What goes into a check and what comes out: a Machine, everything that it may look at, so that a
+test can simulate any; and Lines, what it finds and what to do about it.
 
-The structs at the end are what `Machine.ask` learns from vLLM, CUDA, our native library and a disk.
+The structs in between are what `Machine.ask` learns from vLLM, CUDA, our native library and a disk.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -155,7 +157,7 @@ class VllmSeen(msgspec.Struct, frozen=True):
     models that generate. `tool_parsers`: names for --tool-call-parser. `refused`, `unread`: what
     vLLM itself says of the options. `model`, `options`: what it reads in them, None if it was not
     asked or refuses them. `kv`: what it makes of them, None if that is `not_seen`. `lacks_all`,
-    `lacks`: what probe.py says for any server, and for some. The rest comes from compat.py."""
+    `lacks`: what touched.py says for any server, and for some. The rest comes from compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
@@ -221,3 +223,55 @@ class DiskSeen(msgspec.Struct, frozen=True):
     is_direct: bool = False
     read_bytes: int = 0
     bytes_per_s: float = 0.0
+
+
+# --- what a check finds -----------------------------------------------------------------------
+class Verdict(Enum):
+    """OK; WARNING: it works, but could work better; ERROR: the server would not start, or would not
+    do what was asked of it; UNSEEN: this process could not look at it."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+    UNSEEN = "not seen"
+
+
+class Line(NamedTuple):
+    """One finding. `subject`: what was looked at; `text`: what it is, and what follows from it."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+    cure: str = ""
+
+
+def ok(subject: str, text: str) -> Line:
+    """Nothing to do."""
+    return Line(subject, Verdict.OK, text)
+
+
+def warning(subject: str, text: str, cure: str) -> Line:
+    """It works, and the cure makes it better."""
+    return Line(subject, Verdict.WARNING, text, cure)
+
+
+def error(subject: str, text: str, cure: str) -> Line:
+    """It does not work until the cure is applied."""
+    return Line(subject, Verdict.ERROR, text, cure)
+
+
+def unseen(subject: str, text: str, cure: str = "") -> Line:
+    """There is no verdict: `text` says why, and `cure` how to get one."""
+    return Line(subject, Verdict.UNSEEN, text, cure)
+
+
+def worst(lines: Iterable[Line]) -> Verdict:
+    """ERROR if any line has it, else UNSEEN, as the unknown is not ok, else WARNING, else OK."""
+    found = {line.verdict for line in lines}
+    order = (Verdict.ERROR, Verdict.UNSEEN, Verdict.WARNING)
+    return next((each for each in order if each in found), Verdict.OK)
+
+
+def several(singular: str, number: int) -> str:
+    """ "1 GPU", "2 GPUs"."""
+    return f"{number:,} {singular}{'' if number == 1 else 's'}"

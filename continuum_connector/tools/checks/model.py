@@ -16,8 +16,18 @@ from typing import Any
 
 from continuum_connector.memory import size
 from continuum_connector.scheduler.kv_groups import STATE
-from continuum_connector.tools.checks.line import Line, Verdict, error, ok, several, unseen, warning
-from continuum_connector.tools.checks.machine import Kv, Machine, VllmSeen
+from continuum_connector.tools.checks.machine import (
+    Kv,
+    Line,
+    Machine,
+    Verdict,
+    VllmSeen,
+    error,
+    ok,
+    several,
+    unseen,
+    warning,
+)
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm import proven
 from continuum_connector.vllm.proven import FP8_DTYPES, KINDS, Group, Server

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig, load_config, our_part
 from continuum_connector.errors import ConfigError, ToldError
+from continuum_connector.memory import node_ranks
 from continuum_connector.tools.checks import paste
-from continuum_connector.vllm.node import node_ranks
 from continuum_connector.vllm.proven import why_replaced
 
 DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME}
@@ -105,7 +105,7 @@ class Plan(Options):
 
     @property
     def num_ranks(self) -> int:
-        """GPUs of this node that share one `dram_bytes`, counted as in node.num_ranks."""
+        """GPUs of this node that share one `dram_bytes`, counted as in served.num_node_ranks."""
         ranks = self.tensor_parallel_size * self.pipeline_parallel_size
         ranks *= self.prefill_context_parallel_size
         return node_ranks(ranks, self.node_engines, self.data_parallel_size, self.nnodes)
@@ -177,7 +177,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
 def as_vllm_reads(
     plan: Plan, options: Mapping[str, Any] | None, environ: Mapping[str, str]
 ) -> Plan:
-    """The plan with the options as vLLM's own parser read them (about.py), if it did."""
+    """The plan with the options as vLLM's own parser read them (planned.py), if it did."""
     if options is None:
         return plan
     transfer = options.get("kv_transfer_config") or DEFAULT_TRANSFER

@@ -13,9 +13,18 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from continuum_connector.errors import ToldError
-from continuum_connector.tools.checks import disk, gpu, memory, model, serving
-from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
-from continuum_connector.tools.checks.machine import CudaSeen, Machine, VllmSeen, this_machine
+from continuum_connector.tools.checks import disk, hardware, model, serving
+from continuum_connector.tools.checks.machine import (
+    CudaSeen,
+    Line,
+    Machine,
+    Verdict,
+    VllmSeen,
+    ok,
+    several,
+    this_machine,
+    worst,
+)
 from continuum_connector.tools.checks.plan import Plan, as_vllm_reads, planned
 from continuum_connector.tools.cli import ending
 from continuum_connector.tools.cli.terminal import Command, looking, terminal
@@ -91,8 +100,7 @@ def look(machine: Machine, plan: Plan) -> Iterator[Line]:
     plan = as_vllm_reads(plan, vllm.options, machine.environ)
     yield from serving.lines(machine, plan, vllm)
     yield from model.lines(machine, plan, vllm)
-    yield from gpu.lines(machine, plan, vllm, cuda)
-    yield from memory.lines(machine, plan, vllm, cuda)
+    yield from hardware.lines(machine, plan, vllm, cuda)
     yield from disk.lines(machine, plan)
 
 

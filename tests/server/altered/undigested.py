@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from continuum_connector.worker.namespace import Checkpoint, Reader
+from continuum_connector.vllm.facts import Checkpoint, Reader
 from tests.server.altered.disk_always import ContinuumConnector as ContinuumConnector
 
 
