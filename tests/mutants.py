@@ -87,7 +87,7 @@ MUTANTS = (
     ),
     Mutant(
         "disk: who is done takes what others share",
-        "scheduler/tiers/on_disk/index.py",
+        "scheduler/tiers/disk_index.py",
         "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",
         "",
         "tests/vllm/test_disk.py",

@@ -112,7 +112,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("messages", "observe/account"),
         *("scheduler/found", "scheduler/holds", "scheduler/kv_groups"),
     },
-    "scheduler/tiers/on_disk": {
+    "scheduler/tiers/disk": {  # and disk_index, disk_reading, disk_saving
         *("messages", "observe/account"),
         *("scheduler/found", "scheduler/kv_groups", "scheduler/tiers"),
     },
@@ -145,7 +145,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "build": {
         "memory",
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
-        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/on_disk"),
+        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/disk"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/kv_events", "vllm/proven", "vllm/coordinator"),
         *("vllm/served", "vllm/facts", "vllm/node"),
@@ -216,7 +216,9 @@ CLOCK_IN = {  # who may ask what time it is
 def room(name: str) -> str:
     """The room of a file: that of its rule, the longest that fits; "" for the package itself."""
     path = name.removesuffix(".py").removesuffix("__init__").rstrip("/")
-    fitting = [each for each in MAY_IMPORT if path == each or path.startswith(f"{each}/")]
+    fitting = [
+        each for each in MAY_IMPORT if path == each or path.startswith((f"{each}/", f"{each}_"))
+    ]
     return max(fitting, key=len, default=path)
 
 
@@ -330,7 +332,7 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
         name: {m.removeprefix(tiers) for m in imports(tree) if m.startswith(tiers)}
         for name, tree in outside.items()
     }
-    made = {"dram", "events", "index", "on_disk.disk", "on_disk.reading"}
+    made = {"dram", "events", "index", "disk", "disk_reading"}
     assert asked.pop("build.py") == {"base", "traffic"} | made
     del outside["build.py"]
     assert set().union(*asked.values()) == {"base", "traffic"}
@@ -341,11 +343,11 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
 def test_the_core_knows_of_no_disk() -> None:
     """The scheduler half says what it wants of any memory below DRAM (Below). Only build.py knows
     that it is a disk; by name one may be metrics, records of the trace, fields of messages."""
-    own = "scheduler/tiers/on_disk/"
+    own = "scheduler/tiers/disk"
     core = [n for n in FILES if n.startswith("scheduler/") and not n.startswith(own)]
     words = re.compile(r"disk|shel(f|ves)|read[_-]?ahead", re.IGNORECASE)
     for name in core:
-        assert "scheduler/tiers/on_disk" not in ours(TREES[name])
+        assert "scheduler/tiers/disk" not in ours(TREES[name])
         nodes = list(ast.walk(TREES[name]))
         said = {getattr(node, of, None) for of in ("id", "attr", "arg", "name") for node in nodes}
         assert not {each for each in said if isinstance(each, str) and words.search(each)}, name
