@@ -25,11 +25,17 @@ from continuum_connector.scheduler.holds import HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.scheduler import SchedulerSide
-from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt, Tier
+from continuum_connector.scheduler.tiers.base import (
+    Below,
+    EventFactory,
+    NothingBelow,
+    RankAt,
+    Tier,
+    TierEvents,
+)
 from continuum_connector.scheduler.tiers.disk import Disk
 from continuum_connector.scheduler.tiers.disk_reading import DiskPlan
 from continuum_connector.scheduler.tiers.dram import DramPlan, DramTier
-from continuum_connector.scheduler.tiers.events import EventFactory, TierEvents
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away

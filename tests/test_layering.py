@@ -105,19 +105,18 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "costs": set(),
     "forecast": {"toolcalls"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
-    "scheduler/found": set(),
     "scheduler/kv_groups": {"messages"},
     "scheduler/holds": {"messages"},
     "scheduler/tiers": {
         *("messages", "observe/account"),
-        *("scheduler/found", "scheduler/holds", "scheduler/kv_groups"),
+        *("scheduler/holds", "scheduler/kv_groups"),
     },
     "scheduler/tiers/disk": {  # and disk_index, disk_reading, disk_saving
         *("messages", "observe/account"),
-        *("scheduler/found", "scheduler/kv_groups", "scheduler/tiers"),
+        *("scheduler/kv_groups", "scheduler/tiers"),
     },
     "scheduler": {
-        *("scheduler/found", "scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
+        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
         "observe/account",
     },
@@ -216,9 +215,7 @@ CLOCK_IN = {  # who may ask what time it is
 def room(name: str) -> str:
     """The room of a file: that of its rule, the longest that fits; "" for the package itself."""
     path = name.removesuffix(".py").removesuffix("__init__").rstrip("/")
-    fitting = [
-        each for each in MAY_IMPORT if path == each or path.startswith((f"{each}/", f"{each}_"))
-    ]
+    fitting = [each for each in MAY_IMPORT if f"{path}/".startswith((f"{each}/", f"{each}_"))]
     return max(fitting, key=len, default=path)
 
 
@@ -332,7 +329,7 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
         name: {m.removeprefix(tiers) for m in imports(tree) if m.startswith(tiers)}
         for name, tree in outside.items()
     }
-    made = {"dram", "events", "index", "disk", "disk_reading"}
+    made = {"dram", "index", "disk", "disk_reading"}
     assert asked.pop("build.py") == {"base", "traffic"} | made
     del outside["build.py"]
     assert set().union(*asked.values()) == {"base", "traffic"}

@@ -30,8 +30,7 @@ from continuum_connector.policy.base import (
     name_of,
 )
 from continuum_connector.programs.program import OVER_S
-from continuum_connector.scheduler.found import AgainstStock
-from continuum_connector.scheduler.stock import UnknownStock
+from continuum_connector.scheduler.stock import AgainstStock, UnknownStock
 from continuum_connector.scheduler.tiers.traffic import Transfer
 from continuum_connector.scheduler.turns import Absence, Away, LivePin, OpenDecision, PinEnd, Turn
 

@@ -23,13 +23,14 @@ from msgspec import structs
 from continuum_connector.errors import InvariantError
 from continuum_connector.forecast.forecast import Forecast
 from continuum_connector.forecast.gaps import Gap, Gaps
+from continuum_connector.observe.account import Told
 from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Divergence, Kept, PromptText
 from continuum_connector.programs.program import MAX_LEFT, OVER_S, Identity, Program
-from continuum_connector.scheduler.found import AgainstStock, Told
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
-from continuum_connector.scheduler.lazy_heap import LazyHeap
+from continuum_connector.scheduler.queue import LazyHeap
+from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.toolcalls.formats import Asked, Ending
 
 MAX_HELD = 8  # gaps of a program

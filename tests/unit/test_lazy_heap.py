@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.lazy_heap import LazyHeap
+from continuum_connector.scheduler.queue import LazyHeap
 
 ITEMS = st.integers(0, 8)
 CALLS = st.lists(st.tuples(st.sampled_from(["push", "discard", "first"]), ITEMS, ITEMS))

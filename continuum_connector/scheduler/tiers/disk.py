@@ -16,7 +16,7 @@ import numpy as np
 from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers
-from continuum_connector.scheduler.tiers.base import RankAt
+from continuum_connector.scheduler.tiers.base import RankAt, TierEvents
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Found, Marks
 from continuum_connector.scheduler.tiers.disk_reading import DiskPlan, Reading
 from continuum_connector.scheduler.tiers.disk_saving import (
@@ -26,7 +26,6 @@ from continuum_connector.scheduler.tiers.disk_saving import (
     Failures,
     Saving,
 )
-from continuum_connector.scheduler.tiers.events import TierEvents
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Rank, Tickets
 from continuum_connector.scheduler.tiers.traffic import (

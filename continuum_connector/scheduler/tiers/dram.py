@@ -17,8 +17,7 @@ import numpy as np
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import ChainBlocks, Key, KvGroups, block_key
-from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt
-from continuum_connector.scheduler.tiers.events import TierEvents
+from continuum_connector.scheduler.tiers.base import Below, RankAt, TierEvents
 from continuum_connector.scheduler.tiers.finding import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Chain
@@ -62,7 +61,7 @@ class DramTier:
         account: Account,
         events: TierEvents | None = None,
         rank_at: RankAt | None = None,
-        below: Callable[[HostIndex], Below] = NothingBelow,
+        below: Callable[[HostIndex], Below] | None = None,
     ) -> None:
         self.index = HostIndex(0, not groups.are_simple, below)
         self.below = self.index.below

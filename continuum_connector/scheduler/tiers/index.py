@@ -54,7 +54,7 @@ class HostIndex:
         self,
         num_slots: int,
         whole: bool = False,
-        below: Callable[[HostIndex], Below] = NothingBelow,
+        below: Callable[[HostIndex], Below] | None = None,
     ) -> None:
         self._whole = whole
         self.num_slots = 0  # that exist by now, see `grow`
@@ -72,7 +72,7 @@ class HostIndex:
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
         self.past = Past(self._regain)  # of earlier epochs
-        self.below = below(self)
+        self.below = NothingBelow() if below is None else below(self)
         self._claims = SlotClaims(self._table, self.below)
         self.grow(num_slots)
 
