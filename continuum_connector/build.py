@@ -12,9 +12,9 @@ import msgspec
 
 from continuum_connector import memory
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
-from continuum_connector.costs.costs import Costs
+from continuum_connector.costs import Costs
 from continuum_connector.errors import ConfigError
-from continuum_connector.forecast.gaps import Gaps
+from continuum_connector.forecast import Gaps
 from continuum_connector.memory import size
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
@@ -40,7 +40,7 @@ from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
 from continuum_connector.scheduler.waker import NoWaker, Waker
-from continuum_connector.toolcalls.reader import ToolReader
+from continuum_connector.toolcalls import ToolReader
 from continuum_connector.vllm import compat, coordinator, facts, node, probe, proven, resets, served
 from continuum_connector.vllm.kv_events import KvEventFactory
 from continuum_connector.vllm.touched import Part

@@ -339,7 +339,7 @@ MUTANTS = (
     ),
     Mutant(
         "reader: an answer that was cut off asks for nothing",
-        "toolcalls/reader.py",
+        "toolcalls.py",
         "            return parse(text, truncated=truncated and not is_cut, headless=headless)\n",
         "            return parse(text, truncated=False, headless=headless)\n",
         "tests/unit/test_tool_reader.py",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.programs.program import IdentitySource
-from continuum_connector.toolcalls.formats import WHY_UNREAD, Ending
+from continuum_connector.toolcalls import WHY_UNREAD, Ending
 
 PREFIX = "continuum:"
 OTHER = "other"  # the label value that stands for every value the code did not foresee

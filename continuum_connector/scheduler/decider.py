@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from continuum_connector.costs.costs import Costs
-from continuum_connector.forecast.gaps import Gaps
+from continuum_connector.costs import Costs
+from continuum_connector.forecast import Gaps
 from continuum_connector.policy.base import (
     NO_FORECAST,
     Choice,
@@ -26,8 +26,7 @@ from continuum_connector.programs.program import IdentitySource, Program, Progra
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.tiers.traffic import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Absence, Away, LivePin, Turn, TurnEnd, Turns
-from continuum_connector.toolcalls.formats import CUT, UNREAD, Asked, Ending, asked_of
-from continuum_connector.toolcalls.reader import ToolReader
+from continuum_connector.toolcalls import CUT, UNREAD, Asked, Ending, ToolReader, asked_of
 
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
 

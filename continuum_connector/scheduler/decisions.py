@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from continuum_connector.costs.costs import Costs
+from continuum_connector.costs import Costs
 from continuum_connector.observe.account import Account
 from continuum_connector.policy.base import (
     Choice,

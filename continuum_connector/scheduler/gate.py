@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from continuum_connector.costs.costs import Costs
+from continuum_connector.costs import Costs
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.turns import Away, Turn
 

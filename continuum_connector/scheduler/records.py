@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from continuum_connector.forecast.forecast import came_true
+from continuum_connector.forecast import came_true
 from continuum_connector.observe.account import CHANCES, Account
 from continuum_connector.policy.base import (
     Choice,

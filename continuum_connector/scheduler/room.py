@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 
-from continuum_connector.costs.costs import Costs
+from continuum_connector.costs import Costs
 from continuum_connector.scheduler.decider import Decider
 from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.pins import Retention

@@ -41,7 +41,7 @@ from continuum_connector.scheduler.turns import (
     strays,
 )
 from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Waits
-from continuum_connector.toolcalls.reader import ToolReader
+from continuum_connector.toolcalls import ToolReader
 
 
 class SchedulerSide:

@@ -21,8 +21,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.forecast.forecast import Forecast
-from continuum_connector.forecast.gaps import Gap, Gaps
+from continuum_connector.forecast import Forecast, Gap, Gaps
 from continuum_connector.observe.account import Told
 from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Divergence, Kept, PromptText
@@ -31,7 +30,7 @@ from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
 from continuum_connector.scheduler.queue import LazyHeap
 from continuum_connector.scheduler.stock import AgainstStock
-from continuum_connector.toolcalls.formats import Asked, Ending
+from continuum_connector.toolcalls import Asked, Ending
 
 MAX_HELD = 8  # gaps of a program
 _MAX_SILENT = 8  # per step, because after a quiet night thousands of programs may be over at once

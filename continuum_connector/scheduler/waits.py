@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any, Protocol
 
-from continuum_connector.costs.costs import Costs, Level
+from continuum_connector.costs import Costs, Level
 from continuum_connector.scheduler.gate import Gate, LetIn
 from continuum_connector.scheduler.holds import BlockPool
 from continuum_connector.scheduler.queue import ProgramQueue, QueueRank, Queues

@@ -20,7 +20,7 @@ from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.disk_saving import Saving
 from continuum_connector.scheduler.tiers.slots import numbers_of
 from continuum_connector.scheduler.turns import Away
-from continuum_connector.toolcalls.formats import Ending
+from continuum_connector.toolcalls import Ending
 from tests.vllm.policy_machine import RULES, broken
 from tests.vllm.policy_traces import Trace, Turn, World
 
