@@ -20,7 +20,7 @@ from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
 from continuum_connector.policy.baselines import make_policy
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.decisions import Decider
 from continuum_connector.scheduler.holds import HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records

@@ -17,16 +17,14 @@ from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Kept, PromptText
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, ProgramTable
-from continuum_connector.scheduler.decider import Decider, DramWorth
-from continuum_connector.scheduler.decisions import Decisions, Snapshots
+from continuum_connector.scheduler.decisions import Decider, Decisions, DramWorth, Snapshots
 from continuum_connector.scheduler.epochs import AdapterNames, Cause, Epochs
 from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups, ids_of
-from continuum_connector.scheduler.pins import Retention
+from continuum_connector.scheduler.pins import Retention, Room
 from continuum_connector.scheduler.queue import Queues
 from continuum_connector.scheduler.records import Records, StepTrace, answer
-from continuum_connector.scheduler.room import Room
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import (
@@ -116,8 +114,10 @@ class SchedulerSide:
         self._decisions = Decisions(
             decider, self.snapshots, self.retention, tier, records, groups.are_simple
         )
-        self.room = Room(pool, self.retention, decider, costs)
-        self.steps = Steps(self.retention, tier, decider, records, self.room, waker, is_vram_empty)
+        self.room = Room(pool, self.retention, decider.worth_now, costs)
+        self.steps = Steps(
+            *(self.retention, tier, decider, reader, records, self.room, waker, is_vram_empty)
+        )
         self._epochs = self.steps.epochs
         self.step_trace = StepTrace(config.trace_steps_s, self.snapshots.levels, records)
 
@@ -395,7 +395,8 @@ class SchedulerSide:
             for turn in filter(None, map(self.turns.end, list(self.turns))):
                 self.waits.left(turn)
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
-            self.decider.forget_open(now)
+            self._away.forget_gaps()  # we will not see the programs return
+            self.room.nobody_waits(now)
             self._epochs.follow_older(None)  # while we are off, nobody sees new requests
         if self.groups.rule is not None:
             self.groups.rule.switch(is_on)
@@ -425,6 +426,7 @@ class Steps:
         retention: Retention,
         tier: Tier,
         decider: Decider,
+        reader: ToolReader,
         records: Records,
         room: Room,
         waker: Any,
@@ -433,7 +435,7 @@ class Steps:
         self._retention = retention
         self._pins = retention.pins
         self._tier, self._traffic = tier, tier.traffic
-        self._decider, self._away = decider, decider.away
+        self._decider, self._away, self._reader = decider, decider.away, reader
         self._records, self._outcomes = records, records.outcomes
         self._room = room
         self._waker = waker
@@ -452,7 +454,8 @@ class Steps:
         self.expire(now)
         for absence in self._away.silent(now):
             self.fell_silent(absence, now)
-        self._room.new_step(self._decider.new_step(now), now)
+        self._reader.new_step()
+        self._room.new_step(now)
         self._owes_step = False
         plan = self._tier.plan(now)
         self._wake_for_tier(now)
