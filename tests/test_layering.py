@@ -68,10 +68,9 @@ NOT_OURS = {
 # A turn is the one record of a request. Of its fields turns.py writes `state`, and `identity` once
 # its program is over; what else becomes of it is written where it is seen, each field in one place:
 TURN_IS_WRITTEN_IN = {
-    "scheduler/gate.py": "held_s is_let_in",
     "scheduler/pins.py": "came_for taken",
     "scheduler/scheduler.py": "epoch hit_tokens is_stray stock_tokens vram_tokens",
-    "scheduler/waits.py": "adapter awaits_below below num_wanted was_tried",
+    "scheduler/waits.py": "adapter awaits_below below held_s is_let_in num_wanted was_tried",
 }
 # Functions whose names ask, and which act: vLLM's names. It peeks into a queue only where `bool` of
 # it says so, so that is where those are hidden that must be passed over.

@@ -19,7 +19,6 @@ from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, ProgramTable
 from continuum_connector.scheduler.decisions import Decider, Decisions, DramWorth, Snapshots
 from continuum_connector.scheduler.epochs import AdapterNames, Cause, Epochs
-from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups, ids_of
 from continuum_connector.scheduler.pins import Retention, Room
@@ -38,7 +37,7 @@ from continuum_connector.scheduler.turns import (
     Turns,
     strays,
 )
-from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Waits
+from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Gate, Waits
 from continuum_connector.toolcalls import ToolReader
 
 
