@@ -39,7 +39,7 @@ from continuum_connector.scheduler.tiers.dram import DramPlan, DramTier
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
-from continuum_connector.scheduler.waker import NoWaker, Waker
+from continuum_connector.scheduler.waker import Waker
 from continuum_connector.toolcalls import ToolReader
 from continuum_connector.vllm import compat, coordinator, facts, node, probe, proven, resets, served
 from continuum_connector.vllm.kv_events import KvEventFactory
@@ -137,7 +137,6 @@ def scheduler_side(
     sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, groups.scheduler_size, dram.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, reader)
-    stock = coordinator.stock_beside(pool, found, groups)
     return SchedulerSide(
         config,
         decider=decider,
@@ -147,8 +146,9 @@ def scheduler_side(
         make_tier=functools.partial(
             make_tier, dram, disk, groups, traffic, account, _tier_events(vllm_config)
         ),
-        records=Records(account, trace, decider.away, stock),
-        waker=Waker(wake) if wake is not None else NoWaker(),
+        records=Records(account, trace, decider.away),
+        stock=coordinator.stock_beside(pool, found, groups),
+        waker=Waker(wake),
         reader=reader,
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
         is_vram_empty=functools.partial(resets.is_empty, pool),

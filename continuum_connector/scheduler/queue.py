@@ -247,11 +247,6 @@ class LazyHeap(Generic[Item]):
         live = filter(self._is_current, self._entries)
         return (item for _, _, item in sorted(live, key=lambda entry: entry[:2]))
 
-    @property
-    def num_entries(self) -> int:
-        """How many entries there are, including stale ones."""
-        return len(self._entries)
-
     def push(self, key: Key, item: Item) -> None:
         """Insert the item, or move it if it is there."""
         number = next(self._numbers)

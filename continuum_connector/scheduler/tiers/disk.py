@@ -148,7 +148,7 @@ class Disk:
         self.index.demote(program, keys[length - 1 :: length])
 
     def demote_all(self, program: str) -> None:
-        self.index.demote_all(program)
+        self.index.shelves.demote_all(program)
 
     def dram_down(self) -> None:
         self.down_reason = self.down_reason or "there is no DRAM above it"

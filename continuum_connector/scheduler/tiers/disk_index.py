@@ -101,10 +101,6 @@ class DiskIndex:
         numbers = np.array([number for number in found if number is not None], np.int64)
         self.shelves.demote(program, numbers)
 
-    def demote_all(self, program: str) -> None:
-        """The program is done with all it has: what no other uses leaves first."""
-        self.shelves.demote_all(program)
-
     # --- writes -----------------------------------------------------------------------
     def reserve(self, program: str, keys: Sequence[Key], depths: Sequence[int]) -> Numbers:
         """Return a WRITING slot for each of those keys, none of which is there yet; for the first

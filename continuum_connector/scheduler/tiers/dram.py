@@ -202,7 +202,7 @@ class DramTier:
         self.below.demote(program, blocks.keys)
 
     def demote_all(self, program: str) -> None:
-        self.index.demote_all(program)
+        self.index.order.demote_all(program)
         self.below.demote_all(program)
 
     def residence_s(self, now: float) -> float:

@@ -225,10 +225,6 @@ class HostIndex:
         """The program's last turn has these keys: the chains that it continues leave first."""
         self._claims.demote(program, self.slots_of(keys), num_prompt)
 
-    def demote_all(self, program: str) -> None:
-        """All of the program's chains leave first."""
-        self.order.demote_all(program)
-
     def chains_of(self, program: str) -> Sequence[Chain]:
         """The program's live chains."""
         return self._claims.order.live_of(program)
