@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from continuum_connector.costs import Costs, Level
 from continuum_connector.observe.account import Account
@@ -578,18 +578,6 @@ class Adapters:
                 del counts[adapter]
 
 
-class Wait(Protocol):
-    """One of them. `is_on`: whether this server has it at all."""
-
-    is_on: bool
-
-    def is_due(self) -> bool:
-        """Whether there is something to do before the next step."""
-
-    def left(self, turn: Turn) -> None:
-        """The turn is over, and waits no more."""
-
-
 class Waits:
     """All four of one engine, and the queues in which turns wait for them."""
 
@@ -608,7 +596,7 @@ class Waits:
         self._turns = turns
         self._records = records
         # Those that this server has: the bus alone on most.
-        every: tuple[Wait, ...] = gate, from_below, bus, adapters
+        every = (gate, from_below, bus, adapters)
         self._on = [wait for wait in every if wait.is_on]
         self._held = [wait for wait in (gate, adapters) if wait.is_on]
 

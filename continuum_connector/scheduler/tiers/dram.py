@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -314,15 +314,6 @@ class _Promise:
     num_arrivals: int = 0
 
 
-class _Look(Protocol):
-    """Finds where the hit that begins at `start` ends, and which blocks of the request to load."""
-
-    def hit(self, request: Any, start: int, known: _Promise | None) -> int: ...
-    def slots(
-        self, request: Any, block_ids: Sequence[Sequence[int]], start: int, hit: int
-    ) -> tuple[BlockIds, Tickets]: ...
-
-
 class Finder:
     """What DRAM has of each turn that was asked about and has not been loaded since."""
 
@@ -334,7 +325,8 @@ class Finder:
         self._arrivals = Arrivals(groups)
         # Requests whose promise was cut to where no hit ends: the same one would be made for ever.
         self._cut: set[str] = set()
-        self._look: _Look
+        # Says where the hit that begins somewhere ends, and which blocks of the request to load.
+        self._look: EveryBlock | ByRule
         if groups.lookup is None:
             self._look = EveryBlock(index, groups, self._tickets)
         else:

@@ -164,8 +164,7 @@ class TransferLedger:
         num_blocks, num_slots = len(transfer.blocks), len(transfer.slots)
         is_whole = num_slots == num_blocks or (transfer.keys and num_slots % num_blocks == 0)
         if not num_blocks or not is_whole:
-            kind = transfer.kind.value
-            raise InvariantError(f"{kind} of {num_blocks} blocks and {num_slots} slots")
+            raise InvariantError(f"{kind.value} of {num_blocks} blocks and {num_slots} slots")
         self._in_flight[transfer.id] = transfer
         self._queued[transfer.id] = transfer
         self.num_admitted += 1
@@ -445,8 +444,8 @@ class Traffic:
         now: float,
     ) -> Transfer:
         """Queue a write of host `slots` to places below DRAM, or a read from there into them."""
-        named = {"keys": tuple(places.keys), "depths": tuple(places.depths)}
-        named |= {"num_ahead": places.num_ahead}
+        named: dict[str, Any] = {"keys": tuple(places.keys), "depths": tuple(places.depths)}
+        named["num_ahead"] = places.num_ahead
         return self._admit(owner, kind, program, places.slots, slots, now, **named)
 
     def say(self, **fields: Any) -> None:
