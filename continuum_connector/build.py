@@ -12,29 +12,35 @@ import msgspec
 
 from continuum_connector import memory
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig, load_config
-from continuum_connector.costs.costs import Costs
+from continuum_connector.costs import Costs
 from continuum_connector.errors import ConfigError
-from continuum_connector.forecast.gaps import Gaps
+from continuum_connector.forecast import Gaps
 from continuum_connector.memory import size
 from continuum_connector.observe.account import Account
 from continuum_connector.observe.trace import open_trace
 from continuum_connector.policy.baselines import make_policy
 from continuum_connector.policy.hinted import Hinted
-from continuum_connector.scheduler.decider import Decider
+from continuum_connector.scheduler.decisions import Decider
 from continuum_connector.scheduler.holds import HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import KvGroups
 from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.scheduler import SchedulerSide
-from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt, Tier
+from continuum_connector.scheduler.tiers.base import (
+    Below,
+    EventFactory,
+    NothingBelow,
+    RankAt,
+    Tier,
+    TierEvents,
+)
+from continuum_connector.scheduler.tiers.disk import Disk
+from continuum_connector.scheduler.tiers.disk_reading import DiskPlan
 from continuum_connector.scheduler.tiers.dram import DramPlan, DramTier
-from continuum_connector.scheduler.tiers.events import EventFactory, TierEvents
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.on_disk.disk import Disk
-from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import Away
-from continuum_connector.scheduler.waker import NoWaker, Waker
-from continuum_connector.toolcalls.reader import ToolReader
+from continuum_connector.scheduler.waker import Waker
+from continuum_connector.toolcalls import ToolReader
 from continuum_connector.vllm import compat, coordinator, facts, proven, resets, served, touched
 from continuum_connector.vllm.touched import Part
 from continuum_connector.worker.disk import DiskPlace, WorkerDisk, blocks_per_slot
@@ -129,7 +135,6 @@ def scheduler_side(
     sizes = {"vram_blocks": num_usable(pool), "dram_blocks": num_slots}
     trace = _trace(config, vllm_config, groups.scheduler_size, dram.block_bytes, **sizes)
     decider = _decider(config, vllm_config, costs, slot_bytes, reader)
-    stock = coordinator.stock_beside(pool, found, groups)
     return SchedulerSide(
         config,
         decider=decider,
@@ -139,8 +144,9 @@ def scheduler_side(
         make_tier=functools.partial(
             make_tier, dram, disk, groups, traffic, account, _tier_events(vllm_config)
         ),
-        records=Records(account, trace, decider.away, stock),
-        waker=Waker(wake) if wake is not None else NoWaker(),
+        records=Records(account, trace, decider.away),
+        stock=coordinator.stock_beside(pool, found, groups),
+        waker=Waker(wake),
         reader=reader,
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
         is_vram_empty=functools.partial(resets.is_empty, pool),

@@ -26,8 +26,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from continuum_connector import build
 from continuum_connector.config import load_config
-from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.fit import StepClock
+from continuum_connector.costs import Costs, StepClock
 from continuum_connector.errors import TransferError
 from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.observe.account import Account, timed

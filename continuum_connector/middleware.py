@@ -33,7 +33,7 @@ from continuum_connector.config import ADMIN_KEY, own_headers
 from continuum_connector.errors import ConfigError
 from continuum_connector.observe.account import UNREAD_BODIES
 from continuum_connector.programs.continuation import digests
-from continuum_connector.programs.vendors import Fields, read_carried
+from continuum_connector.programs.identify import Fields, read_carried
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(
         "pins: a trial that failed gives up its blocks",
-        "scheduler/room.py",
+        "scheduler/pins.py",
         "                self._holds.restore(pin.hold)\n            self._hopeless = state\n",
         "                pass\n            self._hopeless = state\n",
         "tests/vllm/test_pressure.py",
@@ -73,21 +73,21 @@ MUTANTS = (
     ),
     Mutant(
         "pins: those that freed too little end beside the one that sufficed",
-        "scheduler/room.py",
+        "scheduler/pins.py",
         "                self._holds.restore(pin.hold)\n                spared.append(pin)\n",
         "                pass\n",
         "tests/unit/test_room.py",
     ),
     Mutant(
         "pins: those worth less than a turn's wait stay beside the one that sufficed",
-        "scheduler/room.py",
+        "scheduler/pins.py",
         "            if pin.rank[0] > price and self._pool",
         "            if self._pool",
         "tests/unit/test_room.py",
     ),
     Mutant(
         "disk: who is done takes what others share",
-        "scheduler/tiers/on_disk/index.py",
+        "scheduler/tiers/disk_index.py",
         "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",
         "",
         "tests/vllm/test_disk.py",
@@ -108,7 +108,7 @@ MUTANTS = (
     ),
     Mutant(
         "pins: a patient turn takes whatever it likes",
-        "scheduler/room.py",
+        "scheduler/pins.py",
         "        return self.worth_now(pin) <= self.price\n",
         "        return True\n",
         "tests/unit/test_room.py",
@@ -122,7 +122,7 @@ MUTANTS = (
     ),
     Mutant(
         "pins: turns wait for the room of a call that is over",
-        "scheduler/decider.py",
+        "scheduler/decisions.py",
         "        if self.away.is_question(pin.program, pin.started):\n",
         "        if False:\n",
         "tests/vllm/test_decider.py",
@@ -206,7 +206,7 @@ MUTANTS = (
     ),
     Mutant(
         "dram: what a busy program no longer knows counts as in use",
-        "scheduler/decider.py",
+        "scheduler/decisions.py",
         "gap is None and is_known and program",
         "gap is None and program",
         "tests/unit/test_dram_worth.py",
@@ -248,7 +248,7 @@ MUTANTS = (
     ),
     Mutant(
         "gaps: a pause is learned that may have been none",
-        "scheduler/decider.py",
+        "scheduler/decisions.py",
         "        if since is not None and turn.may_begin_alike:\n",
         "        if False:\n",
         "tests/vllm/test_side_requests.py",
@@ -318,7 +318,7 @@ MUTANTS = (
     ),
     Mutant(
         "room: an urgent turn waits for pins of less urgent ones",
-        "scheduler/room.py",
+        "scheduler/pins.py",
         "        if pin.priority > self.priority:\n",
         "        if False:\n",
         "tests/vllm/test_decider.py",
@@ -339,7 +339,7 @@ MUTANTS = (
     ),
     Mutant(
         "reader: an answer that was cut off asks for nothing",
-        "toolcalls/reader.py",
+        "toolcalls.py",
         "            return parse(text, truncated=truncated and not is_cut, headless=headless)\n",
         "            return parse(text, truncated=False, headless=headless)\n",
         "tests/unit/test_tool_reader.py",

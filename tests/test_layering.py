@@ -67,10 +67,9 @@ NOT_OURS = {
 # A turn is the one record of a request. Of its fields turns.py writes `state`, and `identity` once
 # its program is over; what else becomes of it is written where it is seen, each field in one place:
 TURN_IS_WRITTEN_IN = {
-    "scheduler/gate.py": "held_s is_let_in",
     "scheduler/pins.py": "came_for taken",
     "scheduler/scheduler.py": "epoch hit_tokens is_stray stock_tokens vram_tokens",
-    "scheduler/waits.py": "adapter awaits_below below num_wanted was_tried",
+    "scheduler/waits.py": "adapter awaits_below below held_s is_let_in num_wanted was_tried",
 }
 # Functions whose names ask, and which act: vLLM's names. It peeks into a queue only where `bool` of
 # it says so, so that is where those are hidden that must be passed over.
@@ -103,19 +102,18 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "costs": set(),
     "forecast": {"toolcalls"},
     "policy": {"programs", "toolcalls", "forecast", "costs"},
-    "scheduler/found": set(),
     "scheduler/kv_groups": {"messages"},
     "scheduler/holds": {"messages"},
     "scheduler/tiers": {
         *("messages", "observe/account"),
-        *("scheduler/found", "scheduler/holds", "scheduler/kv_groups"),
+        *("scheduler/holds", "scheduler/kv_groups"),
     },
-    "scheduler/tiers/on_disk": {
+    "scheduler/tiers/disk": {  # and disk_index, disk_reading, disk_saving
         *("messages", "observe/account"),
-        *("scheduler/found", "scheduler/kv_groups", "scheduler/tiers"),
+        *("scheduler/kv_groups", "scheduler/tiers"),
     },
     "scheduler": {
-        *("scheduler/found", "scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
+        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers"),
         *("policy", "programs", "toolcalls", "forecast", "costs", "messages", "config"),
         "observe/account",
     },
@@ -140,7 +138,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
     "build": {
         "memory",
         *("scheduler", "worker", "policy", "toolcalls", "forecast", "costs", "config"),
-        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/on_disk"),
+        *("scheduler/holds", "scheduler/kv_groups", "scheduler/tiers", "scheduler/tiers/disk"),
         *("observe/account", "observe/trace"),
         *("vllm/compat", "vllm/proven", "vllm/coordinator"),
         *("vllm/served", "vllm/facts"),
@@ -205,7 +203,7 @@ CLOCK_IN = {  # who may ask what time it is
 def room(name: str) -> str:
     """The room of a file: that of its rule, the longest that fits; "" for the package itself."""
     path = name.removesuffix(".py").removesuffix("__init__").rstrip("/")
-    fitting = [each for each in MAY_IMPORT if path == each or path.startswith(f"{each}/")]
+    fitting = [each for each in MAY_IMPORT if f"{path}/".startswith((f"{each}/", f"{each}_"))]
     return max(fitting, key=len, default=path)
 
 
@@ -319,7 +317,7 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
         name: {m.removeprefix(tiers) for m in imports(tree) if m.startswith(tiers)}
         for name, tree in outside.items()
     }
-    made = {"dram", "events", "index", "on_disk.disk", "on_disk.reading"}
+    made = {"dram", "index", "disk", "disk_reading"}
     assert asked.pop("build.py") == {"base", "traffic"} | made
     del outside["build.py"]
     assert set().union(*asked.values()) == {"base", "traffic"}
@@ -330,11 +328,11 @@ def test_nothing_outside_tiers_knows_which_there_are_or_how_many() -> None:
 def test_the_core_knows_of_no_disk() -> None:
     """The scheduler half says what it wants of any memory below DRAM (Below). Only build.py knows
     that it is a disk; by name one may be metrics, records of the trace, fields of messages."""
-    own = "scheduler/tiers/on_disk/"
+    own = "scheduler/tiers/disk"
     core = [n for n in FILES if n.startswith("scheduler/") and not n.startswith(own)]
     words = re.compile(r"disk|shel(f|ves)|read[_-]?ahead", re.IGNORECASE)
     for name in core:
-        assert "scheduler/tiers/on_disk" not in ours(TREES[name])
+        assert "scheduler/tiers/disk" not in ours(TREES[name])
         nodes = list(ast.walk(TREES[name]))
         said = {getattr(node, of, None) for of in ("id", "attr", "arg", "name") for node in nodes}
         assert not {each for each in said if isinstance(each, str) and words.search(each)}, name

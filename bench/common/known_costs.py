@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.fit import MIN_STEPS, MIN_TRANSFERS
+from continuum_connector.costs import MIN_STEPS, MIN_TRANSFERS, Costs
 
 
 class _Known:

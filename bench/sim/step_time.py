@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.sim.hardware import Machine
-from continuum_connector.costs.fit import Work
+from continuum_connector.costs import Work
 
 SEQUENCE_S = 20e-6  # of a step for each of its requests: sampling, input preparation
 

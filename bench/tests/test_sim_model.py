@@ -15,7 +15,7 @@ from bench.sim.step_time import step_seconds
 from bench.sim.validate import CONTINUUM, DRAM_GB, ENDS, FCFS, SECOND_TURN
 from bench.sim.workloads.eight_turns import eight_turns
 from bench.tests import lab_results
-from continuum_connector.costs.fit import Work
+from continuum_connector.costs import Work
 
 H100 = machine("H100")
 FLOPS = 989e12 * 0.63  # per second that a prefill reaches

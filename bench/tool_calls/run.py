@@ -21,8 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from bench.cli import positive, start, teaching_parser
-from continuum_connector.toolcalls.formats import BEGINNINGS, ENDS, THINKING, parse
-from continuum_connector.toolcalls.reader import TAIL_TOKENS, ToolReader
+from continuum_connector.toolcalls import BEGINNINGS, ENDS, TAIL_TOKENS, THINKING, ToolReader, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 CORPUS = ROOT / "tests" / "unit" / "tool_outputs"

@@ -4,7 +4,8 @@ labels and buckets.
 Needs no vLLM: the scheduler half and the worker half each own one Account, and
 metrics.py carries what `take` returns to Prometheus.
 
-Timed: how long each of vLLM's hooks takes us, for `continuum:hook_seconds`.
+Timed: how long each of vLLM's hooks takes us, for `continuum:hook_seconds`. Told: what a memory
+tells of a turn.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from continuum_connector.errors import InvariantError
 from continuum_connector.programs.program import IdentitySource
-from continuum_connector.toolcalls.formats import WHY_UNREAD, Ending
+from continuum_connector.toolcalls import WHY_UNREAD, Ending
 
 PREFIX = "continuum:"
 OTHER = "other"  # the label value that stands for every value the code did not foresee
@@ -253,6 +254,16 @@ class WireKey(NamedTuple):
 WIRE_KEYS: dict[str, WireKey] = {
     key.text: key for key in (WireKey(m, label) for m in METRICS for label in m.labels)
 }
+
+
+class Told(Protocol):
+    """What a memory below DRAM had for a turn, for the trace and the answer: of `num_tokens` that
+    were neither in VRAM nor in DRAM. It may change until the turn is admitted."""
+
+    num_tokens: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """By the name of the memory."""
 
 
 Payload = dict[str, dict[str, Any]]

@@ -32,8 +32,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from continuum_connector.costs.costs import QUIET
-from continuum_connector.forecast.forecast import EDGES, Forecast, Row
+from continuum_connector.costs import QUIET
+from continuum_connector.forecast import EDGES, Forecast, Row
 from continuum_connector.policy.base import (
     After,
     Choice,

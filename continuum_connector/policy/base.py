@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from continuum_connector.forecast.forecast import Forecast
+from continuum_connector.forecast import Forecast
 from continuum_connector.programs.continuation import Divergence
 from continuum_connector.programs.program import Hints
-from continuum_connector.toolcalls.formats import UNREAD, Asked, Ending
+from continuum_connector.toolcalls import UNREAD, Asked, Ending
 
 NO_FORECAST = Forecast.never()
 

@@ -38,7 +38,7 @@ MemUsage(r) / M, is common to benefit and cost and cancels.
 Where there is a tier, a turn whose TTL is 0 is offloaded and a pinned one stored meanwhile, because
 the paper runs beside LMCache, which stores every turn. The rest of Algorithm 1 is elsewhere:
 the queue's order and the pin that waits for its program's turn in scheduler/, the gaps in
-forecast/.
+forecast.py.
 """
 
 from __future__ import annotations

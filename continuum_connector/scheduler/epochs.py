@@ -18,6 +18,7 @@ from typing import Any
 
 from continuum_connector.scheduler.pins import Retention
 from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.stock import UnknownStock
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.turns import PinEnd
 
@@ -46,6 +47,7 @@ class Epochs:
         retention: Retention,
         tier: Tier,
         records: Records,
+        stock: UnknownStock,
         is_vram_empty: Callable[[], bool],
     ) -> None:
         self.number = 0
@@ -57,7 +59,7 @@ class Epochs:
         self._retention = retention
         self._tier, traffic = tier, tier.traffic
         self._ledger = traffic.ledger
-        self._records, self._account = records, records.account
+        self._records, self._account, self._stock = records, records.account, stock
 
     def begin(self, cause: Cause, now: float, why: str = "") -> None:
         """Begin a new epoch. KV computed until now is no longer kept, and no lookup below VRAM
@@ -96,7 +98,7 @@ class Epochs:
     def forget_all(self, cause: PinEnd, now: float) -> None:
         """End every pin with `cause`, and forget every block below VRAM (Tier.reset)."""
         self._retention.end_all(cause, now)
-        self._records.stock.clear()
+        self._stock.clear()
         for transfer in self._tier.reset():
             self._records.settled(transfer, now)
 

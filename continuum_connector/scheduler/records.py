@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from continuum_connector.forecast.forecast import came_true
+from continuum_connector.forecast import came_true
 from continuum_connector.observe.account import CHANCES, Account
 from continuum_connector.policy.base import (
     Choice,
@@ -30,20 +30,17 @@ from continuum_connector.policy.base import (
     name_of,
 )
 from continuum_connector.programs.program import OVER_S
-from continuum_connector.scheduler.found import AgainstStock
-from continuum_connector.scheduler.stock import UnknownStock
+from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.scheduler.tiers.traffic import Transfer
 from continuum_connector.scheduler.turns import Absence, Away, LivePin, OpenDecision, PinEnd, Turn
 
 
 class Records:
-    """One method per event; `trace` gathers nothing while it is off. `stock`: what stock vLLM would
-    have kept, to report beside what we found."""
+    """One method per event; `trace` gathers nothing while it is off."""
 
-    def __init__(self, account: Account, trace: Any, away: Away, stock: UnknownStock) -> None:
+    def __init__(self, account: Account, trace: Any, away: Away) -> None:
         self.account = account
         self.trace = trace
-        self.stock = stock
         self.outcomes = Outcomes(account, trace, away)
 
     def arrived(

@@ -17,16 +17,14 @@ from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Kept, PromptText
 from continuum_connector.programs.identify import identify_request
 from continuum_connector.programs.program import Answers, ProgramTable
-from continuum_connector.scheduler.decider import Decider, DramWorth
-from continuum_connector.scheduler.decisions import Decisions, Snapshots
+from continuum_connector.scheduler.decisions import Decider, Decisions, DramWorth, Snapshots
 from continuum_connector.scheduler.epochs import AdapterNames, Cause, Epochs
-from continuum_connector.scheduler.gate import Gate
 from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups, ids_of
-from continuum_connector.scheduler.pins import Retention
+from continuum_connector.scheduler.pins import Retention, Room
 from continuum_connector.scheduler.queue import Queues
 from continuum_connector.scheduler.records import Records, StepTrace, answer
-from continuum_connector.scheduler.room import Room
+from continuum_connector.scheduler.stock import UnknownStock
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import (
@@ -40,8 +38,8 @@ from continuum_connector.scheduler.turns import (
     Turns,
     strays,
 )
-from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Waits
-from continuum_connector.toolcalls.reader import ToolReader
+from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Gate, Waits
+from continuum_connector.toolcalls import ToolReader
 
 
 class SchedulerSide:
@@ -56,6 +54,7 @@ class SchedulerSide:
         traffic: Traffic,
         make_tier: Callable[[RankAt | None, Callable[[str], bool]], Tier],
         records: Records,
+        stock: UnknownStock,
         waker: Any,
         reader: ToolReader,
         max_loras: int,
@@ -63,13 +62,14 @@ class SchedulerSide:
         is_vram_empty: Callable[[], bool],
     ) -> None:
         """`make_tier`: makes what lies below VRAM, given the worth of chains and whether a turn of
-        a program waits. `pop_blocks`: a request's blocks, which vLLM frees no more; None where it
+        a program waits. `stock`: what stock vLLM would have kept, to tell beside what we found.
+        `pop_blocks`: a request's blocks, which vLLM frees no more; None where it
         must free them itself."""
         costs, policy = decider.costs, decider.policy
         self.decider, self.groups, self.records, self.traffic = decider, groups, records, traffic
         self._pool, self._pop_blocks = pool, pop_blocks
         self._reader = reader
-        self._stock, self._away, self._costs = records.stock, decider.away, costs
+        self._stock, self._away, self._costs = stock, decider.away, costs
         self._ended = HoldTable(pool, beside=traffic.holds)
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
@@ -116,8 +116,11 @@ class SchedulerSide:
         self._decisions = Decisions(
             decider, self.snapshots, self.retention, tier, records, groups.are_simple
         )
-        self.room = Room(pool, self.retention, decider, costs)
-        self.steps = Steps(self.retention, tier, decider, records, self.room, waker, is_vram_empty)
+        self.room = Room(pool, self.retention, decider.worth_now, costs)
+        self.steps = Steps(
+            *(self.retention, tier, decider, reader, records, stock, self.room),
+            *(waker, is_vram_empty),
+        )
         self._epochs = self.steps.epochs
         self.step_trace = StepTrace(config.trace_steps_s, self.snapshots.levels, records)
 
@@ -173,7 +176,6 @@ class SchedulerSide:
             diverged=diverged,
             # It may already have KV, if it came while we were switched off.
             epoch=self._epochs.of_kv(request.num_computed_tokens),
-            max_head_start_s=self._max_head_start_s,
             hit_tokens=self._none_found,
         )
 
@@ -186,7 +188,7 @@ class SchedulerSide:
         turn = self.turns.get(request.request_id)
         if turn is None:  # it ran already when we were switched on
             return (not is_preempted, math.inf, math.inf)
-        return (not is_preempted, turn.place(), turn.arrival)
+        return (not is_preempted, turn.place(self._max_head_start_s), turn.arrival)
 
     def victim_rank(self, request: Any) -> tuple[Any, ...]:
         """The rank of a running request as a victim: the largest is preempted first.
@@ -198,7 +200,7 @@ class SchedulerSide:
         turn = self.turns.get(request.request_id)
         if turn is None:
             return (math.inf, math.inf)
-        return (turn.victim_place(), turn.arrival)
+        return (turn.victim_place(self._max_head_start_s), turn.arrival)
 
     # --- admission --------------------------------------------------------------------
     def match(self, request: Any, num_vram_tokens: int, now: float) -> tuple[int | None, bool]:
@@ -395,7 +397,8 @@ class SchedulerSide:
             for turn in filter(None, map(self.turns.end, list(self.turns))):
                 self.waits.left(turn)
                 self.programs.end_turn(turn.program, turn.identity.hints, now)
-            self.decider.forget_open(now)
+            self._away.forget_gaps()  # we will not see the programs return
+            self.room.nobody_waits(now)
             self._epochs.follow_older(None)  # while we are off, nobody sees new requests
         if self.groups.rule is not None:
             self.groups.rule.switch(is_on)
@@ -425,7 +428,9 @@ class Steps:
         retention: Retention,
         tier: Tier,
         decider: Decider,
+        reader: ToolReader,
         records: Records,
+        stock: UnknownStock,
         room: Room,
         waker: Any,
         is_vram_empty: Callable[[], bool],
@@ -433,11 +438,11 @@ class Steps:
         self._retention = retention
         self._pins = retention.pins
         self._tier, self._traffic = tier, tier.traffic
-        self._decider, self._away = decider, decider.away
+        self._decider, self._away, self._reader = decider, decider.away, reader
         self._records, self._outcomes = records, records.outcomes
         self._room = room
         self._waker = waker
-        self.epochs = Epochs(retention, tier, records, is_vram_empty)
+        self.epochs = Epochs(retention, tier, records, stock, is_vram_empty)
         self._told_reason = ""
         self._owes_step = False  # metrics show a reset only after a step
         self._idle_until = -math.inf  # until then `plan` may be left out
@@ -452,7 +457,8 @@ class Steps:
         self.expire(now)
         for absence in self._away.silent(now):
             self.fell_silent(absence, now)
-        self._room.new_step(self._decider.new_step(now), now)
+        self._reader.new_step()
+        self._room.new_step(now)
         self._owes_step = False
         plan = self._tier.plan(now)
         self._wake_for_tier(now)

@@ -17,6 +17,8 @@ it that exists: of two copies it does not know which one stock would find next.
 Cost: a few dictionary look-ups and slices per turn, and the length of each running turn's table,
 none per block; at most one entry per VRAM block. A chain is not kept block by block but as
 stretches that were last used by the same turn. Books that do not add up are begun anew.
+
+AgainstStock: what was found of a turn, beside that.
 """
 
 from __future__ import annotations
@@ -33,6 +35,24 @@ WRONG = (
     "what is told against stock is affected. Please report it"
 )
 logger = logging.getLogger(f"vllm.{__name__}")
+
+
+@dataclass(frozen=True)
+class AgainstStock:
+    """A turn's prompt tokens: those that only we kept, those that stock vLLM would have kept too,
+    and those that stock would have kept and we did not."""
+
+    only_ours: int
+    stock_too: int
+    only_stock: int
+
+    @classmethod
+    def of(cls, num_found: int, num_in_stock: int) -> AgainstStock:
+        too = min(num_found, num_in_stock)
+        return cls(num_found - too, too, num_in_stock - too)
+
+    def as_dict(self) -> dict[str, int]:
+        return dict(vars(self))
 
 
 class Tables(Protocol):

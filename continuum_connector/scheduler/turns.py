@@ -21,16 +21,16 @@ from typing import NamedTuple
 from msgspec import structs
 
 from continuum_connector.errors import InvariantError
-from continuum_connector.forecast.forecast import Forecast
-from continuum_connector.forecast.gaps import Gap, Gaps
+from continuum_connector.forecast import Forecast, Gap, Gaps
+from continuum_connector.observe.account import Told
 from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Divergence, Kept, PromptText
 from continuum_connector.programs.program import MAX_LEFT, OVER_S, Identity, Program
-from continuum_connector.scheduler.found import AgainstStock, Told
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
-from continuum_connector.scheduler.lazy_heap import LazyHeap
-from continuum_connector.toolcalls.formats import Asked, Ending
+from continuum_connector.scheduler.queue import LazyHeap
+from continuum_connector.scheduler.stock import AgainstStock
+from continuum_connector.toolcalls import Asked, Ending
 
 MAX_HELD = 8  # gaps of a program
 _MAX_SILENT = 8  # per step, because after a quiet night thousands of programs may be over at once
@@ -97,8 +97,7 @@ class Turn:
     `num_common`: how many blocks others begin with of what that left; None if nobody can be sure.
     `may_begin_alike`: it has no more than those in common with it.
     `diverged`: where its prompt departs from its program's earlier ones, if it repeats them without
-    continuing any. `epoch`: the epoch of its oldest KV. `max_head_start_s`: how much earlier than
-    its arrival it may stand in line.
+    continuing any. `epoch`: the epoch of its oldest KV.
 
     `vram_tokens`: tokens that VRAM had for it when vLLM last looked before it ran; `hit_tokens`:
     tokens of its prompt that were found, by memory, nearest first, once it runs; `stock_tokens`:
@@ -122,7 +121,6 @@ class Turn:
     may_begin_alike: bool = False
     diverged: Divergence | None = None
     epoch: int = 0
-    max_head_start_s: float = 0.0
     state: State = State.WAITING
     vram_tokens: int = 0
     hit_tokens: Mapping[str, int] = field(default_factory=dict)
@@ -169,23 +167,24 @@ class Turn:
             return None
         return AgainstStock.of(self.num_found, self.stock_tokens)
 
-    def place(self) -> float:
+    def place(self, head_start_s: float) -> float:
         """The turn's place in line, in monotonic seconds: its program's arrival, or half the head
         start earlier if its KV is pinned. The place is never earlier than its own arrival by more
         than the head start, so that a turn that comes later by that much cannot pass turns that
         already wait.
         """
         pin = self.pin
-        return self._place(pin is not None and pin.leads(self))
+        return self._place(pin is not None and pin.leads(self), head_start_s)
 
-    def victim_place(self) -> float:
+    def victim_place(self, head_start_s: float) -> float:
         """Its place among those that run: its program's last turn ranks half the head start
         earlier."""
-        return self._place(bool(self.identity.hints.final) and not self.is_stray)
+        is_last = bool(self.identity.hints.final) and not self.is_stray
+        return self._place(is_last, head_start_s)
 
-    def _place(self, is_ahead: bool) -> float:
-        program = self.program.arrival - (self.max_head_start_s / 2 if is_ahead else 0.0)
-        return max(program, self.arrival - self.max_head_start_s)
+    def _place(self, is_ahead: bool, head_start_s: float) -> float:
+        program = self.program.arrival - (head_start_s / 2 if is_ahead else 0.0)
+        return max(program, self.arrival - head_start_s)
 
 
 class PinEnd(enum.Enum):

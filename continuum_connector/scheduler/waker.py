@@ -15,9 +15,10 @@ from collections.abc import Callable
 
 
 class Waker:
-    """Calls `wake` from its own thread once `set` time has come (time.monotonic seconds)."""
+    """Calls `wake` from its own thread once `set` time has come (time.monotonic seconds). None: the
+    engine has no input queue (offline LLM), so what is due waits for its next step."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None] | None) -> None:
         self._wake = wake
         self._changed = threading.Condition()
         self._times: dict[str, float] = {}  # by the part that set them
@@ -27,7 +28,7 @@ class Waker:
     def set(self, at: float, whose: str = "pins") -> None:
         """Wake at `at`, or never if it is infinite; this replaces the time that `whose` set
         before."""
-        if at == self._times.get(whose, math.inf):
+        if self._wake is None or at == self._times.get(whose, math.inf):
             return
         with self._changed:
             earlier = at < self._next
@@ -53,6 +54,7 @@ class Waker:
             self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
+        assert self._wake is not None
         with self._changed:
             while not self._closed:
                 now = time.monotonic()
@@ -62,13 +64,3 @@ class Waker:
                     continue
                 self._times = {whose: at for whose, at in self._times.items() if at > now}
                 self._wake()
-
-
-class NoWaker:
-    """For engines without an input queue (offline LLM): pins expire at the next step."""
-
-    def set(self, at: float, whose: str = "pins") -> None:
-        """Do nothing: deadlines are checked whenever the engine steps."""
-
-    def close(self) -> None:
-        """Do nothing."""

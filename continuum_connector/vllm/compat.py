@@ -16,7 +16,7 @@ from typing import Any
 from vllm.v1.request import RequestStatus
 
 from continuum_connector.config import our_part
-from continuum_connector.costs.fit import Work
+from continuum_connector.costs import Work
 from continuum_connector.scheduler.turns import TurnEnd
 
 # (release, what was run on it); tests/versions runs exactly these.

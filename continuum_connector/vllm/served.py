@@ -2,7 +2,7 @@
 
 It also says the one thing that we ask for before the server is built, where a block's bytes lie,
 how many ranks share its node's memory, and what to expect of a step on this device, for the prior
-in costs/. What vLLM built is read into KvGroups, and refused if it is not proven. Like compat.py,
+in costs.py. What vLLM built is read into KvGroups, and refused if it is not proven. Like compat.py,
 this goes by feature; the fields of specs are those of v1/kv_cache_interface.py.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from continuum_connector import memory
 from continuum_connector.config import CONNECTOR_NAME, ContinuumConfig
-from continuum_connector.costs.fit import (
+from continuum_connector.costs import (
     TYPICAL,
     UNKNOWN,
     Device,

@@ -92,7 +92,7 @@ v1.core.kv_cache_utils:KVCacheBlock | all | scheduler/holds.py, scheduler/kv_gro
   block_id ref_cnt block_hash is_null
 v1.core.kv_cache_utils:KVCacheBlock | nothing | vllm/compat.py | -
   _block_hash
-v1.core.block_pool:BlockPool | all | scheduler/holds.py, scheduler/room.py | unpin_blocks (0.32)
+v1.core.block_pool:BlockPool | all | scheduler/holds.py, scheduler/pins.py | unpin_blocks (0.32)
   blocks num_gpu_blocks touch(blocks) free_blocks(ordered_blocks) get_num_free_blocks
   get_cached_block(block_hash,kv_cache_group_ids)
 v1.core.block_pool:BlockPool | all | vllm/resets.py | reset_cache tells of a reset; ours must work

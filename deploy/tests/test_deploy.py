@@ -18,7 +18,7 @@ import pytest
 
 from continuum_connector.config import KNOBS, ContinuumConfig, load_config
 from continuum_connector.memory import parse_bytes
-from continuum_connector.programs.vendors import read_vendors
+from continuum_connector.programs.identify import read_vendors
 from continuum_connector.tools.checks.serving import MIDDLEWARE, family_of
 from deploy.tests.test_watching import run
 

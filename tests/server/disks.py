@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.serve.server import SERVED_NAME, VllmServer
 from bench.serve.tiny_model import LLAMA
-from continuum_connector.scheduler.tiers.on_disk.saving import SPARE_S
+from continuum_connector.scheduler.tiers.disk_saving import SPARE_S
 from tests.server.altered import transfer_config
 from tests.server.conftest import MIDDLEWARE, NUM_BLOCKS
 from tests.server.helpers import (

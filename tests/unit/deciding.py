@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.forecast import EDGES, Forecast
 from continuum_connector.policy.base import FinishedTurn, Snapshot
 from continuum_connector.programs.program import Hints
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.forecast.gaps import MILESTONES, Gaps
+from continuum_connector.forecast import MILESTONES, Gaps
 from continuum_connector.programs.program import MAX_LEFT, OVER_S, IdentitySource, Program
 from continuum_connector.scheduler.turns import Away, OpenDecision
-from continuum_connector.toolcalls.formats import Asked, Ending
+from continuum_connector.toolcalls import Asked, Ending
 
 RUN = Asked(Ending.CALLS, ("run",))
 ANSWER = Asked(Ending.ANSWER)

@@ -8,19 +8,20 @@ import random
 import numpy as np
 import pytest
 
-from continuum_connector.costs.costs import (
+from continuum_connector.costs import (
     LONG_PREFIX,
     MAX_AGE_S,
+    MAX_IN_FLIGHT,
     MIN_PROGRAMS,
     TIME_CONSTANT_S,
     WINDOW,
     Costs,
     Level,
     Memoryfulness,
-    Price,
     Queueing,
+    StepClock,
+    Work,
 )
-from continuum_connector.costs.fit import MAX_IN_FLIGHT, StepClock, Work
 from continuum_connector.observe.account import Account
 
 
@@ -116,34 +117,34 @@ def test_short_programs_do_not_drive_out_what_long_ones_taught() -> None:
 
 # --- price --------------------------------------------------------------------------------
 def test_price_is_zero_while_nobody_waits() -> None:
-    price = Price()
-    price.footprint(100)
-    assert price.per_block_second(1000.0) == 0.0
-    price.unblocked(1001.0)
-    assert price.per_block_second(1e6) == 0.0
+    costs = Costs(512)
+    costs.footprint(100)
+    assert costs.price(1000.0) == 0.0
+    costs.unblocked(1001.0)
+    assert costs.price(1e6) == 0.0
 
 
 def test_price_is_the_share_of_time_somebody_waits_over_the_blocks_of_a_turn() -> None:
-    price = Price()
+    costs = Costs(512)
     for _ in range(10):
-        price.footprint(50)
+        costs.footprint(50)
     now = 0.0
     while now < 20 * TIME_CONSTANT_S:  # waits 1 s of every 4
-        price.blocked(now)
-        price.blocked(now + 0.5)
-        price.unblocked(now + 1.0)
+        costs.blocked(now)
+        costs.blocked(now + 0.5)
+        costs.unblocked(now + 1.0)
         now += 4.0
-    assert price.per_block_second(now) == pytest.approx(0.25 / 50, rel=0.1)
+    assert costs.price(now) == pytest.approx(0.25 / 50, rel=0.1)
 
 
 def test_price_rises_and_falls_with_its_time_constant() -> None:
-    price = Price()
-    price.blocked(0.0)
-    assert price.share(TIME_CONSTANT_S) == pytest.approx(1 - math.exp(-1))
-    assert price.share(100 * TIME_CONSTANT_S) == pytest.approx(1.0)
-    price.unblocked(100 * TIME_CONSTANT_S)
-    assert price.share(101 * TIME_CONSTANT_S) == pytest.approx(math.exp(-1))
-    assert price.share(106 * TIME_CONSTANT_S) == 0.0  # e^-6 is nobody
+    costs = Costs(512)
+    costs.blocked(0.0)
+    assert costs.share_blocked(TIME_CONSTANT_S) == pytest.approx(1 - math.exp(-1))
+    assert costs.share_blocked(100 * TIME_CONSTANT_S) == pytest.approx(1.0)
+    costs.unblocked(100 * TIME_CONSTANT_S)
+    assert costs.share_blocked(101 * TIME_CONSTANT_S) == pytest.approx(math.exp(-1))
+    assert costs.share_blocked(106 * TIME_CONSTANT_S) == 0.0  # e^-6 is nobody
 
 
 def test_a_level_is_averaged_over_its_time_constant() -> None:
@@ -157,24 +158,24 @@ def test_a_level_is_averaged_over_its_time_constant() -> None:
 
 
 def test_a_clock_that_stands_still_is_no_waiting_time() -> None:
-    price = Price()
+    costs = Costs(512)
     for _ in range(100):
-        price.blocked(5.0)
-        price.unblocked(5.0)
-    assert price.share(5.0) == 0.0
+        costs.blocked(5.0)
+        costs.unblocked(5.0)
+    assert costs.share_blocked(5.0) == 0.0
 
 
 def test_mean_blocks_is_a_mean_first_and_follows_later() -> None:
-    price = Price()
-    assert price.mean_blocks == 1.0
+    costs = Costs(512)
+    assert costs.mean_blocks == 1.0
     for num_blocks in (10, 20, 30):
-        price.footprint(num_blocks)
-    assert price.mean_blocks == pytest.approx(20.0)
+        costs.footprint(num_blocks)
+    assert costs.mean_blocks == pytest.approx(20.0)
     for _ in range(1000):
-        price.footprint(100)
-    assert price.mean_blocks == pytest.approx(100.0, rel=0.01)
-    price.footprint(0)
-    assert price.mean_blocks > 1.0
+        costs.footprint(100)
+    assert costs.mean_blocks == pytest.approx(100.0, rel=0.01)
+    costs.footprint(0)
+    assert costs.mean_blocks > 1.0
 
 
 # --- the step clock -----------------------------------------------------------------------

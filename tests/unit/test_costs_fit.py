@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from continuum_connector.costs.fit import (
+from continuum_connector.costs import (
     HALF_LIFE,
     MIN_STEPS,
     NUM_KINDS,

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from continuum_connector.messages import OnDisk
 from continuum_connector.scheduler.kv_groups import Key, Numbers
-from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from tests.unit.chains import keys
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum_connector.forecast.forecast import Forecast
+from continuum_connector.forecast import Forecast
 from continuum_connector.policy.base import NO_FORECAST, Resident
 from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
-from continuum_connector.scheduler.decider import DramWorth
+from continuum_connector.scheduler.decisions import DramWorth
 from continuum_connector.scheduler.turns import State, Turn, Turns
 
 KEPT = Kept.of([b"block"], 1, 16)

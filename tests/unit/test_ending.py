@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls.reader import STOP_TOKENS, ToolReader
+from continuum_connector.toolcalls import STOP_TOKENS, ToolReader
 
 
 class Words:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from continuum_connector.scheduler.kv_groups import STATE, WINDOW, Key, KvGroup, KvGroups, block_key
-from continuum_connector.scheduler.tiers import finding
-from continuum_connector.scheduler.tiers.finding import Finder
+from continuum_connector.scheduler.tiers import dram
+from continuum_connector.scheduler.tiers.dram import Finder
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Tickets
 from tests.unit.chains import NOW, keys, numbers, store
@@ -202,9 +202,9 @@ def test_a_promise_outlives_what_is_remembered_for_it() -> None:
     finder, request = Finder(index, FULL), prompt("a", 4)
     store(index, "a", keys("a", 4))
     finder.find(request, 0)
-    for number in range(finding.MAX_REMEMBERED):
+    for number in range(dram.MAX_REMEMBERED):
         finder.find(prompt("a", 2, f"other{number}"), 0)
-    assert len(finder._tickets) == finding.MAX_REMEMBERED
+    assert len(finder._tickets) == dram.MAX_REMEMBERED
     assert "r" not in finder._tickets
     _, slots = finder.take(request, [[11, 12, 13, 14]], 4 * BLOCK)
     assert slots is not None
@@ -268,7 +268,7 @@ def test_what_settled_unseen_by_a_turn_makes_it_look_anew() -> None:
     finder = Finder(index, STATES)
     assert finder.find(request, 0) == 0
     settle(finder, index, "a", chain(STATES, "a", 8))
-    for number in range(finding.MAX_ARRIVALS):
+    for number in range(dram.MAX_ARRIVALS):
         settle(finder, index, f"p{number}", chain(STATES, f"p{number}.", 1))
     assert finder.find(request, 0) == 8 * BLOCK
 

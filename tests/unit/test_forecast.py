@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.forecast import EDGES, Forecast
 
 
 @st.composite

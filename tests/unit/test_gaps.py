@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.forecast import gaps as gaps_module
-from continuum_connector.forecast.forecast import EDGES, HALF_LIFE
-from continuum_connector.forecast.gaps import MAX_RECORDS, MAX_TOOLS, Gaps, RecordedGaps
-from continuum_connector.toolcalls.formats import UNREAD, Asked, Ending
+from continuum_connector import forecast
+from continuum_connector.forecast import (
+    EDGES,
+    HALF_LIFE,
+    MAX_RECORDS,
+    MAX_TOOLS,
+    Gaps,
+    RecordedGaps,
+)
+from continuum_connector.toolcalls import UNREAD, Asked, Ending
 
 RUN = Asked(Ending.CALLS, ("run",))
 ANSWER = Asked(Ending.ANSWER)
@@ -113,7 +119,7 @@ def test_the_window_holds_the_most_recent_in_order(values: list[float]) -> None:
     recorded = RecordedGaps()
     limit = 20
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gaps_module, "MAX_RECORDS", limit)
+        patch.setattr(forecast, "MAX_RECORDS", limit)
         for value in values:
             recorded.add("run", value)
     expected: list[float] = []

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from continuum_connector.costs.costs import Costs
-from continuum_connector.forecast.gaps import Gaps
+from continuum_connector.costs import Costs
+from continuum_connector.forecast import Gaps
 from continuum_connector.observe.account import OPENED, Account
 from continuum_connector.programs.program import Hints, Identity, IdentitySource, Program
-from continuum_connector.scheduler.gate import FIRST_CYCLE_S, Because, Gate, LetIn
 from continuum_connector.scheduler.turns import Away, Turn
-from continuum_connector.toolcalls.formats import UNREAD
+from continuum_connector.scheduler.waits import FIRST_CYCLE_S, Because, Gate, LetIn
+from continuum_connector.toolcalls import UNREAD
 from continuum_connector.tools.analysis.words import told
 
 BLOCK = 16

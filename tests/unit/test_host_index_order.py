@@ -166,7 +166,7 @@ def test_all_of_a_program_that_is_over_leaves_first(monkeypatch: pytest.MonkeyPa
     store(index, "other", keys("other", 2))
     for number in range(3):
         store(index, "a", keys(f"worker{number}", 2))
-    index.demote_all("a")
+    index.order.demote_all("a")
     store(index, "b", keys("b", 6))
     assert ready(index, keys("other", 2)) == 2
 

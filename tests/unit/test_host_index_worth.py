@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from continuum_connector.scheduler.kv_groups import Flags, Key, Numbers
 from continuum_connector.scheduler.tiers.base import NothingBelow
 from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE, NUM_CANDIDATES
+from continuum_connector.scheduler.tiers.disk_index import Marks
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.on_disk.marks import Marks
 from continuum_connector.scheduler.tiers.slots import Rank
 from tests.unit.chains import NOW, keys, ready, store, touch
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from continuum_connector.toolcalls.formats import Ending, parse
+from continuum_connector.toolcalls import Ending, parse
 
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 

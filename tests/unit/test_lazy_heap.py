@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuum_connector.scheduler.lazy_heap import LazyHeap
+from continuum_connector.scheduler.queue import LazyHeap
 
 ITEMS = st.integers(0, 8)
 CALLS = st.lists(st.tuples(st.sampled_from(["push", "discard", "first"]), ITEMS, ITEMS))
@@ -36,5 +36,5 @@ def test_stale_entries_do_not_pile_up() -> None:
     for key in range(10_000):
         heap.push((-key,), "a")
         heap.push((key,), "b")
-    assert heap.num_entries <= 64 + 2 * 2 + 1
+    assert len(heap._entries) <= 64 + 2 * 2 + 1
     assert list(heap) == ["a", "b"]

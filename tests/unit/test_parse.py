@@ -13,17 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.toolcalls import formats
-from continuum_connector.toolcalls.formats import (
+from continuum_connector import toolcalls
+from continuum_connector.toolcalls import (
     FORMATS,
+    MAX_CALLS,
     MAX_CHARS,
+    MAX_NAME,
     UNMARKED,
     Asked,
     Ending,
     asked_of,
     parse,
 )
-from continuum_connector.toolcalls.shell import MAX_CALLS, MAX_NAME
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 
@@ -63,9 +64,9 @@ def test_each_row_of_the_table_has_its_witness(
 ) -> None:
     """Without the row, a sample of the file that it names is read wrongly."""
     table = "_MARKED" if row in FORMATS else "_UNMARKED"
-    before = getattr(formats, table).pattern
+    before = getattr(toolcalls, table).pattern
     assert before.count(row) == 1
-    monkeypatch.setattr(formats, table, re.compile(before.replace(row, "(?!)")))
+    monkeypatch.setattr(toolcalls, table, re.compile(before.replace(row, "(?!)")))
     samples = tomllib.loads((FOLDER / f"{witness}.toml").read_text())["sample"]
     assert any(list(parse(each["text"]).tools) != each.get("tools", []) for each in samples)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from bench.sim.arms.oracles import Oracle
-from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.forecast import EDGES, Forecast
 from continuum_connector.policy import adaptive
 from continuum_connector.policy.adaptive import (
     FORESEEN,

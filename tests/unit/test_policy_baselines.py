@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from continuum_connector.config import POLICIES
-from continuum_connector.forecast.forecast import Forecast
+from continuum_connector.forecast import Forecast
 from continuum_connector.policy.base import After, Choice, FinishedTurn, Free, Offload, Pin
 from continuum_connector.policy.baselines import (
     MAKERS,
@@ -15,7 +15,7 @@ from continuum_connector.policy.baselines import (
     make_policy,
 )
 from continuum_connector.programs.program import Hints
-from continuum_connector.toolcalls.formats import Asked, Ending
+from continuum_connector.toolcalls import Asked, Ending
 from tests.unit.deciding import finished, world
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.sim.arms.oracles import Oracle
-from continuum_connector.forecast.forecast import EDGES, Forecast
+from continuum_connector.forecast import EDGES, Forecast
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import Resident
 from continuum_connector.policy.baselines import Continuum

@@ -6,12 +6,12 @@ import pytest
 
 from bench.sim.hardware import GPUS, MODELS, machine
 from bench.sim.step_time import step_seconds
-from continuum_connector.costs.costs import Costs
-from continuum_connector.costs.fit import (
+from continuum_connector.costs import (
     GENERATIONS,
     KNOWN,
     MIN_STEPS,
     UNKNOWN,
+    Costs,
     Shape,
     Work,
     cpu,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.holds import HoldTable
-from continuum_connector.scheduler.room import (
+from continuum_connector.scheduler.pins import (
     MAX_IN_VAIN,
     MAX_SPARED,
     RETRY_STEPS,
@@ -34,9 +33,9 @@ class World:
         self.ended: list[str] = []
         self.num_tries = 0
         self.num_blocked = 0
-        costs: Any = SimpleNamespace(mean_blocks=1.0)
-        world: Any = self  # stands for Retention and Decider as well
-        self.room = Room(self.pool, world, world, costs, max_wait_s=1.0)
+        self.mean_blocks = 1.0
+        world: Any = self  # stands for Retention and Costs as well
+        self.room = Room(self.pool, world, self.worth_now, world, max_wait_s=1.0)
 
     def gave_way(self, pin: LivePin, now: float) -> None:
         self.holds.settle_trial(pin.hold)
@@ -48,6 +47,9 @@ class World:
 
     def blocked(self, now: float) -> None:
         self.num_blocked += 1
+
+    def unblocked(self, now: float) -> None:
+        pass
 
     def run(self, number: int) -> list[FakeBlock]:
         """Blocks of a running request."""
@@ -177,11 +179,15 @@ def test_a_turn_that_found_no_room_or_took_a_pin_for_it_is_told_of_and_a_wish_is
 def test_while_turns_find_no_room_pins_age_a_few_per_step_each_in_its_turn(world: World) -> None:
     for arrival, program in enumerate("abcd"):
         world.pin_finished(program, 5, arrival)
-    world.room.new_step(was_blocked=False, now=0.0)
+    world.room.new_step(now=0.0)
     assert {pin.rank[0] for pin in world.pins} == {0.0}
-    world.room.new_step(was_blocked=True, now=0.0)
+    assert world.need(21) is None
+    world.room.new_step(now=0.0)
     assert sorted(pin.program for pin in world.pins if pin.rank[0]) == ["a", "b"]
-    world.room.new_step(was_blocked=True, now=0.0)
+    world.room.new_step(now=0.0)
+    assert sum(pin.rank[0] == -1.0 for pin in world.pins) == 2, "nobody waited"
+    assert world.need(21) is None
+    world.room.new_step(now=0.0)
     assert all(pin.rank[0] == -1.0 for pin in world.pins)
 
 
@@ -247,7 +253,7 @@ def test_a_hopeless_allocation_is_not_tried_again_until_something_changed(world:
     assert world.need(11, hits=10) is None
     assert world.num_tries == 2
     for _ in range(RETRY_STEPS):
-        world.room.new_step(was_blocked=False, now=0.0)
+        world.room.new_step(now=0.0)
     assert world.need(11, hits=10) is None
     assert world.num_tries == 3
     world.pin_finished("b", 2, 1)

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.base import NothingBelow
-from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
-from continuum_connector.scheduler.tiers.on_disk.marks import Marks
-from continuum_connector.scheduler.tiers.on_disk.saving import (
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Marks
+from continuum_connector.scheduler.tiers.disk_saving import (
     DAY_S,
     LEAST_DEPTH,
     MOST_DEPTH,
@@ -27,6 +25,7 @@ from continuum_connector.scheduler.tiers.on_disk.saving import (
     Depth,
     Saving,
 )
+from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import NO_TICKETS, numbers_of
 from tests.unit.chains import NOW, demote, keys
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.forecast.forecast import EDGES, HALF_LIFE, Forecast, Survival
+from continuum_connector.forecast import EDGES, HALF_LIFE, Forecast, Survival
 
 NEVER = [1.0] * len(EDGES)  # a parent that says nothing returns
 NUM_SLOW = 400

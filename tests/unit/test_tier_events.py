@@ -13,7 +13,7 @@ from continuum_connector.scheduler.kv_groups import (
     KvGroups,
     block_key,
 )
-from continuum_connector.scheduler.tiers.events import Span, TierEvents
+from continuum_connector.scheduler.tiers.base import Span, TierEvents
 
 GROUPS = KvGroups([KvGroup(0, 16)], 16)
 A, B, C = (block_key(name, 0) for name in (b"a", b"b", b"c"))

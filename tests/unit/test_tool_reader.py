@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls.formats import UNREAD, Ending
-from continuum_connector.toolcalls.reader import (
+from continuum_connector.toolcalls import (
     BUDGET_S,
     HEAD_TOKENS,
     PROMPT_TOKENS,
     TAIL_TOKENS,
+    UNREAD,
+    Ending,
     ToolReader,
     kinds_of,
 )

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.forecast import gaps as tool_times
-from continuum_connector.forecast.forecast import EDGES, HALF_LIFE, Forecast
-from continuum_connector.forecast.gaps import MAX_TOOLS, ToolTimes
-from continuum_connector.toolcalls.formats import UNREAD, Asked, Ending
+from continuum_connector import forecast as tool_times
+from continuum_connector.forecast import EDGES, HALF_LIFE, MAX_TOOLS, Forecast, ToolTimes
+from continuum_connector.toolcalls import UNREAD, Asked, Ending
 
 ANSWER = Asked(Ending.ANSWER)
 TOOL_NAMES = [*tool_times.BY_TOOL, "never_heard_of"]

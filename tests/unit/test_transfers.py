@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from continuum_connector.errors import InvariantError
 from continuum_connector.messages import TransferOutcome, WorkerReport
 from continuum_connector.scheduler.tiers.slots import Tickets
-from continuum_connector.scheduler.tiers.traffic import Transfer, TransferLedger, TransferState
+from continuum_connector.scheduler.tiers.traffic import (
+    Kind,
+    Transfer,
+    TransferLedger,
+    TransferState,
+)
 
 
 class FakeHold:
@@ -28,11 +33,12 @@ def slots(*numbers: int) -> Tickets:
 
 def a_store(ledger: TransferLedger, now: float = 0.0) -> Transfer:
     hold: Any = FakeHold(4, 5)
-    return ledger.store("p", hold, slots(0, 1), now)
+    return ledger.admit(Kind.STORE, "p", hold.ids, slots(0, 1), now, hold=hold)
 
 
 def a_load(ledger: TransferLedger) -> Transfer:
-    return ledger.load("p", "r", np.array([7, 8], np.int32), slots(2, 3), 0.0)
+    blocks = np.array([7, 8], np.int32)
+    return ledger.admit(Kind.LOAD, "p", blocks, slots(2, 3), 0.0, request_id="r")
 
 
 def report(*ids: int, failed: tuple[str, ...] = (), ranks: int = 1) -> WorkerReport:
@@ -126,9 +132,9 @@ def test_an_abandoned_store_that_has_not_left_never_does() -> None:
 def test_a_transfer_of_nothing_or_of_unequal_ends_is_a_bug() -> None:
     ledger = TransferLedger(1)
     with pytest.raises(InvariantError, match="0 blocks"):
-        ledger.load("p", "r", [], [], 0.0)
+        ledger.admit(Kind.LOAD, "p", [], [], 0.0)
     with pytest.raises(InvariantError, match="1 blocks and 2 slots"):
-        ledger.load("p", "r", [1], slots(1, 2), 0.0)
+        ledger.admit(Kind.LOAD, "p", [1], slots(1, 2), 0.0)
     assert len(ledger) == 0
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from continuum_connector.scheduler.waker import NoWaker, Waker
+from continuum_connector.scheduler.waker import Waker
 
 FAR = 1e6  # seconds; nothing in these tests waits for it
 
@@ -126,6 +126,8 @@ def test_closing_stops_the_thread_however_long_it_would_have_waited(
 
 
 def test_without_an_input_queue_nothing_is_woken() -> None:
-    waker = NoWaker()
+    before = threading.active_count()
+    waker = Waker(None)
     waker.set(0.0)
+    assert threading.active_count() == before
     waker.close()

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from vllm.v1.core.sched.interface import PauseState
 
 from bench.common.known_costs import know
-from continuum_connector.costs.fit import Work
+from continuum_connector.costs import Work
 from tests.vllm import tiering
 from tests.vllm.drafts import HAS_RIGHT_STATES
 from tests.vllm.fake_worker import LoadOrder

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.common.known_costs import know
 from continuum_connector.programs.lineage import NUM_CHAINS
-from continuum_connector.toolcalls.formats import UNREAD
+from continuum_connector.toolcalls import UNREAD
 from tests.vllm.harness import Engine
 from tests.vllm.policy_traces import FIELDS, TOOLS, Text, Trace, Turn, World, bursts, texts
 from tests.vllm.tiering import BLOCK, on_disk, tiered

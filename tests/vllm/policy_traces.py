@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from zlib import crc32
 
-from continuum_connector.toolcalls.formats import Asked, Ending
+from continuum_connector.toolcalls import Asked, Ending
 from tests.vllm.harness import prompt
 from tests.vllm.tiering import BLOCK, reference
 
 # How long a tool takes that agents call here, in seconds: about as long as the seeds of
-# forecast/gaps.py say, so that an agent comes back when it is expected.
+# forecast.py say, so that an agent comes back when it is expected.
 TOOLS = {"curl": 2.0, "run": 3.0, "pip": 8.0, "make": 10.0}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-from continuum_connector.scheduler.tiers.on_disk.disk import Disk
+from continuum_connector.scheduler.tiers.disk import Disk
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import dram_of
 

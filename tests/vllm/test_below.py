@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from continuum_connector import build
-from continuum_connector.observe.account import Account
+from continuum_connector.observe.account import Account, Told
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers, block_key
-from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt, Tier, Told
+from continuum_connector.scheduler.tiers.base import Below, NothingBelow, RankAt, Tier
 from continuum_connector.scheduler.tiers.dram import DramPlan, DramTier
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Tickets, numbers_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.costs.fit import Work
+from continuum_connector.costs import Work
 from continuum_connector.scheduler.tiers.traffic import Kind
 from continuum_connector.scheduler.waits import MAX_PASSED, TIME_CONSTANT_S
 from tests.vllm import tiering

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from continuum_connector.toolcalls.formats import Asked, Ending
+from continuum_connector.toolcalls import Asked, Ending
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine
 

@@ -8,10 +8,9 @@ from bench.common.known_costs import know
 from continuum_connector.policy.base import Choice, FinishedTurn, Pin, Snapshot
 from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity
-from continuum_connector.scheduler.room import MAX_WAIT_S
+from continuum_connector.scheduler.pins import MAX_WAIT_S
 from continuum_connector.scheduler.turns import Turn, TurnEnd
-from continuum_connector.toolcalls.formats import ANSWER, CUT, UNREAD, Asked, Ending
-from continuum_connector.toolcalls.reader import ToolReader
+from continuum_connector.toolcalls import ANSWER, CUT, UNREAD, Asked, Ending, ToolReader
 from tests.vllm.agents import AgentEngine, live, pinned
 from tests.vllm.harness import prompt
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.scheduler.tiers.on_disk import disk
-from continuum_connector.scheduler.tiers.on_disk.reading import PROBE_S
-from continuum_connector.scheduler.tiers.on_disk.saving import RETRY_S
+from continuum_connector.scheduler.tiers import disk
+from continuum_connector.scheduler.tiers.disk_reading import PROBE_S
+from continuum_connector.scheduler.tiers.disk_saving import RETRY_S
 from continuum_connector.scheduler.tiers.traffic import HANGS_AFTER_S, LOOK_S, Kind
 from continuum_connector.vllm import served
 from tests.vllm.fake_worker import OF_DISK, WriteOrder

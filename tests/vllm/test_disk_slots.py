@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from continuum_connector.scheduler.tiers.on_disk.disk import Disk
-from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
+from continuum_connector.scheduler.tiers.disk import Disk
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex
 from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm.harness import Engine
 from tests.vllm.test_disk import come_back, finish, overrun, overrun_with_reads_held

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from continuum_connector.scheduler.tiers.on_disk import reading
+from continuum_connector.scheduler.tiers.disk_reading import TRIES_PER_STEP, Prompt
 from continuum_connector.scheduler.tiers.traffic import Kind
 from tests.vllm.fake_worker import OF_DISK
 from tests.vllm.harness import Engine, prompt
@@ -152,14 +152,14 @@ def test_of_many_that_wait_for_room_few_look_for_it_in_a_step(
     waits = engine.connector.side.tier.below.reading._waits.values()
     assert sum(each.rest is not None for each in waits) > 20
     looks = []
-    own = reading.Prompt.look
-    monkeypatch.setattr(reading.Prompt, "look", lambda *those: looks.append(those) or own(*those))
+    own = Prompt.look
+    monkeypatch.setattr(Prompt, "look", lambda *those: looks.append(those) or own(*those))
     most, began = 0, engine.clock()
     while len(engine.finish_reasons) < len(engine.requests):
         engine.step()
         engine.worker.disk.is_held = engine.num_steps % 8 != 0
         most, _ = max(most, len(looks)), looks.clear()
-    assert 0 < most <= reading.TRIES_PER_STEP
+    assert 0 < most <= TRIES_PER_STEP
     assert engine.clock() - began < 2.0, "they waited until their deadline"
     engine.worker.disk.is_held = False
     engine.run_until_idle()
@@ -179,8 +179,8 @@ def test_a_turn_that_found_no_room_looks_again_once_what_it_lacks_has_come(
     wait = tier.below.reading._waits["d"]
     assert wait.rest is not None
     looks = []
-    own = reading.Prompt.look
-    monkeypatch.setattr(reading.Prompt, "look", lambda *those: looks.append(those) or own(*those))
+    own = Prompt.look
+    monkeypatch.setattr(Prompt, "look", lambda *those: looks.append(those) or own(*those))
     assert tier.below.reading.awaits("d", engine.clock())
     assert not looks
     number = next(iter(tier.index._numbers.values()))

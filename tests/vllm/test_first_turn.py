@@ -10,7 +10,7 @@ import pytest
 from vllm.config import ParallelConfig
 
 from bench.sim import versions
-from continuum_connector.costs.fit import TYPICAL
+from continuum_connector.costs import TYPICAL
 from continuum_connector.vllm import served
 from tests.vllm.harness import Engine
 

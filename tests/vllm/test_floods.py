@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.common.known_costs import know
-from continuum_connector.toolcalls.formats import Asked, Ending
+from continuum_connector.toolcalls import Asked, Ending
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import check, tiered
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from continuum_connector.toolcalls.formats import UNREAD
+from continuum_connector.toolcalls import UNREAD
 from tests.vllm.agents import AgentEngine, live
 
 TTL_S = 2.0  # the default of ttl_s

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.policy.base import Choice, Free
-from continuum_connector.scheduler.tiers.on_disk.reading import block_keys
+from continuum_connector.scheduler.tiers.disk_reading import block_keys
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,

@@ -13,8 +13,8 @@ from continuum_connector.observe.trace import EVENTS
 from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload, Pin, Snapshot
 from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity, IdentitySource, Program
-from continuum_connector.scheduler.found import AgainstStock
 from continuum_connector.scheduler.records import FoundTokens
+from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.scheduler.turns import Turn
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt

@@ -9,7 +9,7 @@ import pytest
 from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.request import Request
 
-from continuum_connector.toolcalls.reader import ToolReader
+from continuum_connector.toolcalls import ToolReader
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 

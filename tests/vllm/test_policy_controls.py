@@ -15,12 +15,12 @@ from continuum_connector.policy.base import Pin
 from continuum_connector.programs import lineage
 from continuum_connector.programs.continuation import TO_ITS_END, Kept
 from continuum_connector.programs.program import ProgramTable
-from continuum_connector.scheduler.decider import Decider, DramWorth
+from continuum_connector.scheduler.decisions import Decider, DramWorth
 from continuum_connector.scheduler.tiers.chains import SlotClaims
-from continuum_connector.scheduler.tiers.on_disk.saving import Saving
+from continuum_connector.scheduler.tiers.disk_saving import Saving
 from continuum_connector.scheduler.tiers.slots import numbers_of
 from continuum_connector.scheduler.turns import Away
-from continuum_connector.toolcalls.formats import Ending
+from continuum_connector.toolcalls import Ending
 from tests.vllm.policy_machine import RULES, broken
 from tests.vllm.policy_traces import Trace, Turn, World
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.common.known_costs import know
-from continuum_connector.toolcalls.formats import UNREAD, Asked, Ending
+from continuum_connector.toolcalls import UNREAD, Asked, Ending
 from tests.vllm.harness import Engine
 from tests.vllm.machine_draws import COSTS
 from tests.vllm.tiering import check, come_to_rest, on_disk, park, store_all, tiered, total

@@ -17,7 +17,7 @@ from bench.common.known_costs import know
 from continuum_connector.programs.program import MAX_LEFT, MAX_RESTING, OVER_S
 from continuum_connector.scheduler.tiers.chains import MAX_BRANCHES
 from continuum_connector.scheduler.turns import MAX_HELD, PinEnd
-from continuum_connector.toolcalls.formats import Asked, Ending
+from continuum_connector.toolcalls import Asked, Ending
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.machine_draws import COSTS
 from tests.vllm.tiering import check, on_disk, tiered

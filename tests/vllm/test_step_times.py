@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.costs import fit
-from continuum_connector.costs.fit import DECODES_PER_LOOK, Work
+from continuum_connector import costs
 from continuum_connector.vllm import compat
 from tests.vllm.harness import Engine
 
@@ -18,11 +17,11 @@ class Seen:
     """The steps that the engine's costs are told of, from now on."""
 
     def __init__(self, engine: Engine) -> None:
-        self.steps: list[tuple[Work, float]] = []
+        self.steps: list[tuple[costs.Work, float]] = []
         self._learn = engine.connector.costs.step
         engine.connector.costs.step = self._step
 
-    def _step(self, work: Work, seconds: float) -> None:
+    def _step(self, work: costs.Work, seconds: float) -> None:
         self.steps.append((work, seconds))
         self._learn(work, seconds)
 
@@ -35,7 +34,7 @@ def watched(**options: Any) -> tuple[Engine, Seen]:
 @pytest.fixture
 def every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look at every step, those that only decode too."""
-    monkeypatch.setattr(fit, "DECODES_PER_LOOK", 1)
+    monkeypatch.setattr(costs, "DECODES_PER_LOOK", 1)
 
 
 def run(engine: Engine) -> None:
@@ -86,7 +85,7 @@ def test_of_steps_that_only_decode_one_in_eight_is_looked_at_and_timed_as_it_was
     engine.add("a", 40, 81, seed=1)
     run(engine)
     decodes = [seconds for work, seconds in seen.steps if not work.num_new]
-    assert len(decodes) == 80 // DECODES_PER_LOOK
+    assert len(decodes) == 80 // costs.DECODES_PER_LOOK
     assert decodes == pytest.approx([STEP_S] * len(decodes))
 
 
@@ -96,10 +95,10 @@ def test_work_is_counted_as_the_scheduler_cuts_it() -> None:
     engine.add("a", 700, 3, seed=1)
     run(engine)
     assert [work for work, _ in seen.steps] == [
-        Work(512, 512 * 256.0, 0, 0),
-        Work(188, 188 * (512 + 94.0), 0, 0),
-        Work(0, 0.0, 1, 700),
-        Work(0, 0.0, 1, 701),
+        costs.Work(512, 512 * 256.0, 0, 0),
+        costs.Work(188, 188 * (512 + 94.0), 0, 0),
+        costs.Work(0, 0.0, 1, 700),
+        costs.Work(0, 0.0, 1, 701),
     ]
 
 
@@ -109,7 +108,7 @@ def test_a_cached_prefix_is_context_and_not_work() -> None:
     run(engine)
     engine.add("b", 200, 1, seed=1)
     run(engine)
-    assert seen.steps[-1][0] == Work(40, 40 * (160 + 20.0), 0, 0)
+    assert seen.steps[-1][0] == costs.Work(40, 40 * (160 + 20.0), 0, 0)
 
 
 def test_the_last_token_of_a_cached_prompt_is_like_a_decode() -> None:
@@ -118,7 +117,7 @@ def test_the_last_token_of_a_cached_prompt_is_like_a_decode() -> None:
     run(engine)
     engine.add("b", 161, 1, seed=1)
     run(engine)
-    assert seen.steps[-1][0] == Work(0, 0.0, 1, 160)
+    assert seen.steps[-1][0] == costs.Work(0, 0.0, 1, 160)
 
 
 def test_a_mixed_step_keeps_prompts_and_decodes_apart() -> None:
@@ -128,7 +127,7 @@ def test_a_mixed_step_keeps_prompts_and_decodes_apart() -> None:
     engine.add("b", 32, 1, seed=2)
     run(engine)
     mixed = [work for work, _ in seen.steps if work.num_new and work.num_decodes]
-    assert mixed == [Work(32, 32 * 16.0, 1, 65)]
+    assert mixed == [costs.Work(32, 32 * 16.0, 1, 65)]
 
 
 def test_prefill_seconds_come_out_of_served_steps_and_reach_the_metrics() -> None:
@@ -168,4 +167,4 @@ def test_a_step_whose_turns_only_guess_ahead_is_one_that_decodes() -> None:
     assert compat.step_work(step, skips_decodes=True) is None
     work = compat.step_work(step)
     context = sum(step.scheduled_cached_reqs.num_computed_tokens)
-    assert work == Work(num_decodes=4, decode_context=context)
+    assert work == costs.Work(num_decodes=4, decode_context=context)

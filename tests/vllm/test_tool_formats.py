@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.toolcalls import formats
-from continuum_connector.toolcalls.formats import THINKING, parse, spoken
-from continuum_connector.toolcalls.reader import kinds_of
+from continuum_connector import toolcalls
+from continuum_connector.toolcalls import THINKING, kinds_of, parse, spoken
 
 tomllib = pytest.importorskip("tomllib")  # Python 3.11
 pytest.importorskip("vllm.tool_parsers")  # where newer vLLMs have them
@@ -28,7 +27,7 @@ MORE_MARKERS = (
 )
 MARKERS = [  # that may be tokens
     marker
-    for marker in (*formats.BEGINNINGS, *formats.ENDS, *THINKING, *THINKING.values())
+    for marker in (*toolcalls.BEGINNINGS, *toolcalls.ENDS, *THINKING, *THINKING.values())
     if marker[0] in "<[" and marker.count("<") <= 1
 ]
 SAMPLES = [
@@ -205,10 +204,12 @@ def test_every_marker_that_is_read_has_somebody_who_writes_it() -> None:
         for sample in tomllib.loads(path.read_text())["sample"]
         if (path.stem, sample["name"]) in compared
     ]
-    texts = [formats.DECORATED.sub(r"<\1\2\3>", text) for text in written]
-    lonely = {m for m in formats.VALUE_MARKERS if not any(m in text for text in texts)}
+    texts = [toolcalls.DECORATED.sub(r"<\1\2\3>", text) for text in written]
+    lonely = {m for m in toolcalls.VALUE_MARKERS if not any(m in text for text in texts)}
     assert lonely == WRITTEN_BY_OTHERS.keys()
-    (agents,) = [row for row in formats.FORMATS if not any(re.search(row, text) for text in texts)]
+    (agents,) = [
+        row for row in toolcalls.FORMATS if not any(re.search(row, text) for text in texts)
+    ]
     assert "execute_command|" in agents
 
 
@@ -246,5 +247,5 @@ def test_the_markers_of_a_real_tokenizer_are_found_by_their_ids() -> None:
     kinds = kinds_of(tokenizer())
     assert kinds.keys() == {known[marker] for marker in MARKERS}
     assert {kinds[known[marker]] for marker in THINKING if marker in MARKERS} == {"think"}
-    assert {kinds[known[marker]] for marker in formats.ENDS} == {"end"}
+    assert {kinds[known[marker]] for marker in toolcalls.ENDS} == {"end"}
     assert kinds[known["<tool_call>"]] == "call"

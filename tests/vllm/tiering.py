@@ -13,8 +13,8 @@ import pytest
 from bench.sim import versions
 from continuum_connector.connector import Mode
 from continuum_connector.policy.base import Choice, Offload, must_free
+from continuum_connector.scheduler.tiers.disk import Disk
 from continuum_connector.scheduler.tiers.dram import DramTier
-from continuum_connector.scheduler.tiers.on_disk.disk import Disk
 from continuum_connector.scheduler.tiers.traffic import TIMEOUT_S, Kind, Transfer
 from continuum_connector.worker import disk
 from tests.vllm.fake_worker import extend_chain, next_token

@@ -12,7 +12,7 @@ from bench.common.plans import Workload
 from bench.sim.arms.arm import Away, LabArm, by_program
 from bench.sim.arms.ours import deciding, ours
 from bench.sim.hardware import Machine
-from continuum_connector.forecast.forecast import Forecast
+from continuum_connector.forecast import Forecast
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import (
     Choice,

@@ -12,7 +12,7 @@ from bench.sim.arms.arm import Asking, Away, LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
 from bench.sim.workers import OurWorker, Worker
-from continuum_connector.costs.fit import Shape, device_named, prefill_prior
+from continuum_connector.costs import Shape, device_named, prefill_prior
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.baselines import FixedTtl

@@ -11,7 +11,7 @@ from bench.sim.arms import ARMS, Asking
 from bench.sim.arms.ours import NO_BOUND_S
 from bench.sim.lab import Lab
 from bench.tests.vllm.lab import assert_lets_go, small_machine, small_workload
-from continuum_connector.forecast.forecast import Forecast
+from continuum_connector.forecast import Forecast
 from continuum_connector.policy.base import Choice, Pin, Resident
 from continuum_connector.policy.baselines import Released
 

@@ -54,7 +54,7 @@ class HostIndex:
         self,
         num_slots: int,
         whole: bool = False,
-        below: Callable[[HostIndex], Below] = NothingBelow,
+        below: Callable[[HostIndex], Below] | None = None,
     ) -> None:
         self._whole = whole
         self.num_slots = 0  # that exist by now, see `grow`
@@ -72,7 +72,7 @@ class HostIndex:
         self._numbers: dict[Key, int] = {}
         self._table = SlotTable()
         self.past = Past(self._regain)  # of earlier epochs
-        self.below = below(self)
+        self.below = NothingBelow() if below is None else below(self)
         self._claims = SlotClaims(self._table, self.below)
         self.grow(num_slots)
 
@@ -224,10 +224,6 @@ class HostIndex:
     def demote(self, program: str, keys: Sequence[Key], num_prompt: int = 0) -> None:
         """The program's last turn has these keys: the chains that it continues leave first."""
         self._claims.demote(program, self.slots_of(keys), num_prompt)
-
-    def demote_all(self, program: str) -> None:
-        """All of the program's chains leave first."""
-        self.order.demote_all(program)
 
     def chains_of(self, program: str) -> Sequence[Chain]:
         """The program's live chains."""

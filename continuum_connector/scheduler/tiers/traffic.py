@@ -81,10 +81,10 @@ class Transfer:
     id: int
     kind: Kind
     program: str
-    request_id: str
     blocks: BlockIds
     slots: Numbers
     admitted: float
+    request_id: str = ""  # that waits for a load
     hold: Hold | None = None
     state: TransferState = TransferState.QUEUED
     cancelled: bool = False
@@ -131,7 +131,7 @@ class TransferLedger:
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
-        self._new_id = itertools.count(1).__next__
+        self._ids = itertools.count(1)
         self._in_flight: dict[int, Transfer] = {}
         self._queued: dict[int, Transfer] = {}
         self._cancels: list[int] = []
@@ -150,50 +150,21 @@ class TransferLedger:
     def __iter__(self) -> Iterator[Transfer]:
         return iter(list(self._in_flight.values()))
 
-    def store(self, program: str, hold: Hold, slots: Numbers, now: float) -> Transfer:
-        """Queue a store of the held blocks, pairwise into `slots`."""
-        return self._admit(
-            Transfer(self._new_id(), Kind.STORE, program, "", hold.ids, slots, now, hold)
-        )
-
-    def load(
+    def admit(
         self,
+        kind: Kind,
         program: str,
-        request_id: str,
         blocks: BlockIds,
         slots: Numbers,
         now: float,
+        **besides: Any,
     ) -> Transfer:
-        """Queue a load into the request's VRAM `blocks`; it waits until this settles."""
-        return self._admit(
-            Transfer(self._new_id(), Kind.LOAD, program, request_id, blocks, slots, now)
-        )
-
-    def below(
-        self, kind: Kind, program: str, places: PlacesBelow, slots: Numbers, now: float
-    ) -> Transfer:
-        """Queue a write of host `slots` to places below, or a read from there into them."""
-        return self._admit(
-            Transfer(
-                self._new_id(),
-                kind,
-                program,
-                "",
-                places.slots,
-                slots,
-                now,
-                keys=tuple(places.keys),
-                depths=tuple(places.depths),
-                num_ahead=places.num_ahead,
-            )
-        )
-
-    def _admit(self, transfer: Transfer) -> Transfer:
+        """Queue a copy of `blocks`, pairwise with `slots`. `besides`: other fields of Transfer."""
+        transfer = Transfer(next(self._ids), kind, program, blocks, slots, now, **besides)
         num_blocks, num_slots = len(transfer.blocks), len(transfer.slots)
         is_whole = num_slots == num_blocks or (transfer.keys and num_slots % num_blocks == 0)
         if not num_blocks or not is_whole:
-            kind = transfer.kind.value
-            raise InvariantError(f"{kind} of {num_blocks} blocks and {num_slots} slots")
+            raise InvariantError(f"{kind.value} of {num_blocks} blocks and {num_slots} slots")
         self._in_flight[transfer.id] = transfer
         self._queued[transfer.id] = transfer
         self.num_admitted += 1
@@ -446,7 +417,7 @@ class Traffic:
     ) -> Transfer:
         """Queue a store of VRAM `blocks`, pairwise into `slots`; they are held until it settles."""
         hold = self.holds.take(blocks.blocks, blocks.ids)
-        return self._admitted(owner, self.ledger.store(program, hold, slots, now))
+        return self._admit(owner, Kind.STORE, program, hold.ids, slots, now, hold=hold)
 
     def load(
         self,
@@ -461,7 +432,7 @@ class Traffic:
         if not self.num_loads:
             self.loads_since = now
         self.num_load_blocks += len(slots)
-        return self._admitted(owner, self.ledger.load(program, request_id, blocks, slots, now))
+        return self._admit(owner, Kind.LOAD, program, blocks, slots, now, request_id=request_id)
 
     def below(
         self,
@@ -473,7 +444,9 @@ class Traffic:
         now: float,
     ) -> Transfer:
         """Queue a write of host `slots` to places below DRAM, or a read from there into them."""
-        return self._admitted(owner, self.ledger.below(kind, program, places, slots, now))
+        named: dict[str, Any] = {"keys": tuple(places.keys), "depths": tuple(places.depths)}
+        named["num_ahead"] = places.num_ahead
+        return self._admit(owner, kind, program, places.slots, slots, now, **named)
 
     def say(self, **fields: Any) -> None:
         """The next plan says this besides (StepPlan)."""
@@ -571,7 +544,9 @@ class Traffic:
             self._account.gauge("transfers_in_flight", number, kind.value)
 
     # --- parts ------------------------------------------------------------------------
-    def _admitted(self, owner: Owner, transfer: Transfer) -> Transfer:
+    def _admit(self, owner: Owner, *what: Any, **besides: Any) -> Transfer:
+        """Queue what TransferLedger.admit is given."""
+        transfer = self.ledger.admit(*what, **besides)
         self._owners[transfer.id] = owner
         self._num_owned[owner] += 1
         self._deadlines[transfer.kind].add(transfer)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from continuum_connector.forecast.forecast import came_true
+from continuum_connector.forecast import came_true
 from continuum_connector.memory import size
 from continuum_connector.tools.analysis.source import (
     Record,

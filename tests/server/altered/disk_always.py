@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bench.serve.tiny_model import LLAMA
 from continuum_connector.connector import ContinuumConnector as ContinuumConnector
-from continuum_connector.costs.costs import Costs
+from continuum_connector.costs import Costs
 from continuum_connector.worker import disk
 
 Costs.knows_prefill = property(lambda self: False)  # type: ignore[assignment, method-assign]

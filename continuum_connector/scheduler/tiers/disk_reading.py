@@ -18,13 +18,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from continuum_connector.observe.account import Account
-from continuum_connector.scheduler.found import Told
+from continuum_connector.observe.account import Account, Told
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers, block_key
-from continuum_connector.scheduler.tiers.events import TierEvents
+from continuum_connector.scheduler.tiers.base import TierEvents
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Marks
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
-from continuum_connector.scheduler.tiers.on_disk.marks import Marks
 from continuum_connector.scheduler.tiers.slots import Rank, Tickets, numbers_of
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,

@@ -25,9 +25,8 @@ import numpy as np
 
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Flags, Key, Numbers
+from continuum_connector.scheduler.tiers.disk_index import NEVER, DiskIndex, Marks
 from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex
-from continuum_connector.scheduler.tiers.on_disk.marks import NEVER, Marks
 from continuum_connector.scheduler.tiers.slots import Chain, Rank, Tickets, numbers_of
 
 COLD_SHARE = 0.1  # of DRAM: the part that would leave next

@@ -16,19 +16,17 @@ import numpy as np
 from continuum_connector.messages import WorkerReport
 from continuum_connector.observe.account import Account
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers
-from continuum_connector.scheduler.tiers.base import RankAt
-from continuum_connector.scheduler.tiers.events import TierEvents
-from continuum_connector.scheduler.tiers.index import HostIndex
-from continuum_connector.scheduler.tiers.on_disk.index import DiskIndex, Found
-from continuum_connector.scheduler.tiers.on_disk.marks import Marks
-from continuum_connector.scheduler.tiers.on_disk.reading import DiskPlan, Reading
-from continuum_connector.scheduler.tiers.on_disk.saving import (
+from continuum_connector.scheduler.tiers.base import RankAt, TierEvents
+from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Found, Marks
+from continuum_connector.scheduler.tiers.disk_reading import DiskPlan, Reading
+from continuum_connector.scheduler.tiers.disk_saving import (
     Attempts,
     Budget,
     Depth,
     Failures,
     Saving,
 )
+from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Rank, Tickets
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
@@ -150,7 +148,7 @@ class Disk:
         self.index.demote(program, keys[length - 1 :: length])
 
     def demote_all(self, program: str) -> None:
-        self.index.demote_all(program)
+        self.index.shelves.demote_all(program)
 
     def dram_down(self) -> None:
         self.down_reason = self.down_reason or "there is no DRAM above it"

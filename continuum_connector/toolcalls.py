@@ -1,22 +1,28 @@
-"""Formats: what a finished turn's text asks for, in whichever format it is written.
+"""Tool calls: what a finished turn's text asks for, in whichever format it is written.
 
 FORMATS says what begins a call. Its arguments are read the same way in every format: as a value in
 brackets, else as members in tags, else as text; what is in them, such as a file about calls, is no
 call. Without a call outside shell blocks the calls are the blocks, else what UNMARKED finds first.
 A tool that runs a shell is read as the commands in its script. Everything is linear in the text and
 never raises.
+
+ToolReader reads that from a turn's last output tokens.
 """
 
 from __future__ import annotations
 
 import enum
+import logging
 import re
-from collections.abc import Callable
+import shlex
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
 
-from continuum_connector.toolcalls.shell import MAX_CALLS, clean_name, what_runs
+logger = logging.getLogger(f"vllm.{__name__}")
 
 MAX_CHARS = 4_096  # of the text's end; 512 tokens of ordinary text take half as many
 MAX_TOKENS = 512  # strings, brackets and words read of one value, members of one call
@@ -329,3 +335,316 @@ def _unmarked(text: str) -> list[Call]:
         if calls and (opened.lastgroup is None or text[at:].lstrip()[:1] in ("", "<")):
             return calls
     return []
+
+
+# --- what a call runs --------------------------------------------------------------------
+# Its tool, or, if that runs a shell, the commands that take time, by name. `cd`, assignments and
+# the like are dropped if there is another command. Wrappers (`sudo`, `timeout 60`, `uv run`,
+# `bash -c "..."`) count as what they run. Filters after a pipe do not count, because they take as
+# long as what feeds them. A script is split in one linear pass that respects quotes and heredocs.
+# Nothing here raises: what bash would refuse is read as far as possible.
+MAX_CALLS = 8  # per turn; the longest call counts, and it is hardly ever the ninth
+MAX_NAME = 64  # characters
+MAX_SHELLS = 3  # of bash -c "bash -c ..."
+MAX_COMMANDS, MAX_HEREDOCS = 32, 4  # read of one script, of one line
+MAX_WORDS = 256  # words, redirections and separators; each costs a microsecond
+# Such as functions.bash:0.
+_TOOL_NAME = re.compile(r"(?:functions?[.:])?([A-Za-z_./][\w.+\-/@:]*?)(?::\d+)?")
+_WORD = r"""(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$\(\([^()]*\)\)|'[^']*'?|"(?:[^"\\]+|\\.)*"?|\\.)+"""
+_SHELL_TOKEN = re.compile(
+    rf"""(?:[ \t\r]+|\\\n|\#[^\n]*)*
+         (?: <<-?[ \t]*['"\\]?(?P<heredoc>\w+)['"]?
+           | [\d&]?(?:<<<|[<>]>?[&|]?)[ \t]*(?:{_WORD})?  # a redirection and its target
+           | (?P<end>[\n;&()`]|\|[|&]?)
+           | (?P<word>{_WORD})
+           | . | \Z )""",
+    re.VERBOSE | re.DOTALL,
+)
+_QUOTES = re.compile(r"'([^']*)'?|\"((?:[^\"\\]+|\\.)*)\"?|\\(.)", re.DOTALL)
+
+_SHELLS = "bash|sh|zsh|dash|ash"
+_RUNNERS = "uv|poetry|pipenv|pdm|hatch|rye|conda|mamba|bundle"  # uv run x
+_WRAPPERS = (
+    "sudo|env|g?timeout|time|nice|ionice|stdbuf|xargs|nohup|setsid|command|builtin|exec|npx|uvx"
+)
+_WITH_VALUE = (  # those of their options whose value may be no number
+    "-[ugCUsSkfoIda]|--(?:signal|kill-after|package|from|with|name|python|extra|group|project)"
+)
+_INSTANT = (
+    r"cd|pushd|popd|source|\.|export|set|unset|shopt|alias|true|false|:|ulimit|umask|trap|local|"
+    "declare|readonly|echo|printf|test|exit|return|break|continue|mkdir|touch|pwd|clear"
+)
+# After a pipe, these take as long as what feeds them.
+_FILTERS = "head|tail|[ef]?grep|rg|sed|awk|sort|uniq|wc|cut|tr|tee|cat|less|more|jq"
+# A command, a NUL behind each of its words: what may come before its name, then what it runs.
+_COMMAND = re.compile(
+    rf"""(?: (?:if|then|else|elif|while|until|do|!|{{)\0
+           | [A-Za-z_]\w*=[^\0]*\0
+           | (?:[^\0]*/)?(?P<wrapper>{_WRAPPERS}|(?P<runner>{_RUNNERS})\0(?:run|exec))\0
+             (?:(?:{_WITH_VALUE}|(?(runner)-[np]|(?!)))\0[^\0]*\0|[-$\d][^\0]*\0)* )*
+         (?: (?P<instead>for|case|select|fi|done|esac|function)\0
+           | (?:[^\0]*/)?(?:eval|(?:{_SHELLS})\0(?:[^\0]*\0){{0,2}}?-[a-z]*c)\0(?P<script>[^\0]+)
+           | (?:(?:[^\0]*/)?python[\d.]*\0(?:[^\0]*\0)?-m\0)?(?:[^\0]*/)?
+             (?P<name> (?P<instant>{_INSTANT})(?=\0) | (?P<filter>{_FILTERS})(?=\0)
+                     | (?:python|pip|pypy)(?=[\d.]+\0) | [^\0]* ) )""",
+    re.VERBOSE,
+)
+SCRIPT_KEYS = ("command", "cmd", "script", "keystrokes", "bash_command", "shell_command")
+NO_SHELL_KEYS = {"path", "file_path", "file_text", "old_str"}  # of an editor's `command`
+# Calls by which public agents say that they are done: OpenHands', mini-swe-agent's.
+LAST_TOOL = "finish"
+LAST_WORDS = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # echoed
+
+
+def what_runs(name: str, arguments: object) -> tuple[list[str], bool]:
+    """The names of what a call runs, none if it has no name yet; and whether an agent says with it
+    that it is done, so that no turn follows. A shell block has no name itself."""
+    name, script = clean_name(name), None
+    if isinstance(arguments, dict):
+        if name == "use_mcp_tool":  # Cline
+            name = clean_name(arguments.get("tool_name"))
+        if "edit" not in name and not NO_SHELL_KEYS & arguments.keys():
+            script = next((arguments[key] for key in SCRIPT_KEYS if key in arguments), None)
+    elif re.fullmatch(f"{_SHELLS}|shell|terminal", name.lower()):
+        script = arguments
+    if isinstance(script, list):  # argv, as Codex sends it: ["bash", "-lc", "pytest -q"]
+        script = shlex.join(word for word in script if isinstance(word, str))
+    own = [name] if name else []
+    if not isinstance(script, str):
+        return own, name == LAST_TOOL
+    last = f"echo\0{LAST_WORDS}\0" if LAST_WORDS in script else None  # most scripts are split once
+    is_last = last is not None and any(line == last for line, _ in _commands(script))
+    return _slow_commands(script) or own, is_last
+
+
+def _slow_commands(script: str, depth: int = 0) -> list[str]:
+    """Names of the commands that take time, each once, in order; the last command if none does, as
+    it is what the script is for: `export A=1; echo $A`."""
+    slow: dict[str, None] = {}
+    quick = ""
+    for line, is_piped in islice(_commands(script), MAX_COMMANDS):
+        command = _COMMAND.match(line)
+        if command is None or command["instead"]:  # a keyword that no command follows
+            continue
+        if command["script"] and depth < MAX_SHELLS:
+            slow |= dict.fromkeys(_slow_commands(command["script"], depth + 1))
+            continue
+        wrapper = (command["wrapper"] or "").partition("\0")[0]
+        name = clean_name(command["name"] or wrapper)
+        if command["instant"] or (command["filter"] and is_piped and not wrapper):
+            quick = name or quick
+        elif name:
+            slow[name] = None
+    return list(slow)[:MAX_CALLS] or ([quick] if quick else [])
+
+
+def _commands(script: str) -> Iterator[tuple[str, bool]]:
+    """Each simple command, its words with a NUL behind each, and whether it reads the output of
+    another one, in order."""
+    line, heredocs = "", list[str]()
+    at, is_piped = 0, False
+    for _ in range(MAX_WORDS):
+        if at == len(script) or (token := _SHELL_TOKEN.match(script, at)) is None:
+            break
+        at, kind, text = token.end(), token.lastgroup, token[token.lastgroup or 0]
+        if kind == "word":
+            line += _QUOTES.sub(lambda each: each[1] or each[2] or each[3] or "", text) + "\0"
+        elif kind == "heredoc":
+            heredocs.append(text)
+        elif kind == "end":
+            if line:
+                yield line, is_piped
+            # What comes behind `)` is no command: ")" has no name.
+            line, is_piped = ")\0" if text == ")" else "", text in ("|", "|&")
+            for mark in heredocs[:MAX_HEREDOCS] if text == "\n" else ():
+                end = re.compile(rf"^\t*{mark}(?:\n|\Z)", re.MULTILINE).search(script, at)
+                at, heredocs = end.end() if end else len(script), []
+    yield line, is_piped
+
+
+def clean_name(name: object) -> str:
+    """A tool's name as the statistics have it, without namespace and index; "" if it is no name."""
+    if not isinstance(name, str):
+        return ""
+    match = _TOOL_NAME.fullmatch(name[: 2 * MAX_NAME].strip().strip("\"'`"))
+    return match[1][:MAX_NAME] if match else ""
+
+
+# --- from tokens, in the engine's step -----------------------------------------------------
+TAIL_TOKENS = 512  # calls are short
+HEAD_TOKENS = 128  # read of a call that began before the tail: its name, and most of its keys
+LOOK_BACK_TOKENS = 4096  # how far back we search for its beginning, by token id
+PROMPT_TOKENS = 1024  # of a prompt's beginning, where agents say what they want
+STOP_TOKENS = 64  # stop strings are short; async scheduling adds a few tokens after them
+BUDGET_S = 0.75e-3  # per step
+
+
+class ToolReader:
+    """Reads what turns said. For each whose tool calls it does not read, it reports the reason.
+
+    Decoding and parsing happen in the scheduler's step: no reading begins there once they have
+    taken BUDGET_S, and on a machine where one would take longer, fewer tokens are read. The
+    server's tokenizer is loaded by a thread when somebody needs it. That takes seconds and hundreds
+    of MB, so it happens once and nobody waits for it.
+    """
+
+    def __init__(
+        self, load: Callable[[], Any], timer: Callable[[], float], not_read: Callable[[str], None]
+    ) -> None:
+        """`load` returns the tokenizer, or None if the server runs without one. `timer`:
+        time.perf_counter, or a fake. `not_read`: called with a reason of WHY_UNREAD."""
+        self._load = load
+        self._timer = timer
+        self._told = not_read
+        self._thread: threading.Thread | None = None
+        self._tokenizer: Any = None  # None until it is loaded, or if it cannot be
+        self._spent_s = 0.0  # in this step
+        self._num_tail = TAIL_TOKENS
+        self._kinds: Mapping[int, str] = {}  # the first letter of each, by id
+
+    def start(self) -> None:
+        """Begin to load the tokenizer, once; call it when the first turn arrives that is to be
+        read."""
+        if self._thread is None:
+            name = "continuum-tokenizer"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+
+    def join(self) -> None:
+        """Wait for the tokenizer; for callers that have the time, after `start`."""
+        assert self._thread is not None
+        self._thread.join()
+
+    def new_step(self) -> None:
+        """A step of the engine begins."""
+        self._spent_s = 0.0
+
+    def read(self, output_token_ids: Sequence[int], *, truncated: bool = False) -> Asked:
+        """Say what the turn with this output asks for. It never raises.
+
+        `truncated`: the turn ended at its token limit or at the model's.
+        """
+        if self._tokenizer is None:
+            return self._not_read("no_tokenizer")
+        if not output_token_ids:
+            return CUT
+        if self._spent_s >= BUDGET_S:
+            return self._not_read("no_time")
+        begin_s = self._timer()
+        try:
+            token_ids, is_cut, headless = self._choose(output_token_ids)
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=False)
+            return parse(text, truncated=truncated and not is_cut, headless=headless)
+        except Exception:  # a tokenizer may raise on any id; the step must go on
+            return self._not_read("error")
+        finally:
+            self._spent_s += self._timer() - begin_s
+
+    def asks_for_blocks(self, prompt_token_ids: Sequence[int] | None) -> bool:
+        """Whether a prompt's beginning speaks of shell blocks, as the instructions of agents that
+        run them do, and a person's question does not. It never raises."""
+        begin_s = self._timer()
+        try:
+            text = self._tokenizer.decode(list((prompt_token_ids or ())[:PROMPT_TOKENS]))
+        except Exception:
+            return False
+        finally:
+            self._spent_s += self._timer() - begin_s
+        return re.search(rf"{BLOCK}\b", text) is not None
+
+    # --- turns with stop strings ------------------------------------------------------------
+    # vLLM matches them in the API server, which then aborts the request: for the scheduler it ends
+    # as FINISHED_ABORTED, as when its client goes away (v1/engine/output_processor.py). The text
+    # tells one from the other.
+    def arrived(self, request: Any) -> None:
+        """A turn arrives; if it has stop strings, begin to load the tokenizer."""
+        if _stop_strings(request):
+            self.start()
+
+    def went_away(self, request: Any) -> bool:
+        """Whether an aborted turn's client is gone.
+
+        If the turn has no stop strings, it is. Otherwise the text decides. While the tokenizer is
+        not loaded, the turn counts as ended, because a pin is a preference and expires by itself.
+        """
+        stops = _stop_strings(request)
+        if not stops or not request.num_output_tokens:
+            return True
+        try:
+            text = self._tokenizer.decode(list(request.output_token_ids[-STOP_TOKENS:]))
+        except Exception:  # there is none, or it raises; the step must go on
+            return False
+        return not any(stop in text for stop in stops)
+
+    # --- parts ---------------------------------------------------------------------------
+    def _choose(self, output_token_ids: Sequence[int]) -> tuple[list[int], bool, bool]:
+        """Choose the tokens to decode: those after the thinking, from the first call on. Thinking
+        that does not end is decoded with its opening tag, as a call may have ended it.
+
+        Also return whether the end of a call is left out, and whether the beginning is missing.
+        """
+        tail, kinds = list(output_token_ids[-self._num_tail :]), self._kinds
+        marks = "".join([kinds.get(token, ".") for token in tail])
+        begin = max(marks.rfind("s") + 1, marks.rfind("m"))
+        if first := re.compile("[tc]").search(marks, begin):
+            return tail[first.start() :], False, False
+        is_longer = len(output_token_ids) > len(tail)
+        if is_longer and marks.find("e", begin) >= 0:  # of a call that begins before the tail
+            earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)])
+            call = "".join([kinds.get(token, ".") for token in earlier]).rfind("c")
+            if call >= 0:
+                return (earlier[call:] + tail)[:HEAD_TOKENS], True, False
+        return tail[begin:], False, is_longer and begin == 0
+
+    def _not_read(self, reason: str) -> Asked:
+        self._told(reason)
+        return UNREAD
+
+    def _run(self) -> None:
+        try:
+            tokenizer = self._load()
+            if tokenizer is not None:
+                self._warm_up(tokenizer)
+            self._tokenizer = tokenizer
+        except Exception as error:
+            logger.warning(
+                "ContinuumConnector cannot load the tokenizer (%s), so tool calls stay unread "
+                "and a client that disconnects looks like a stop string: such turns are kept "
+                "until their TTL; let --tokenizer name one that this process can read, or "
+                "declare `tools` in each request",
+                error,
+            )
+
+    def _warm_up(self, tokenizer: Any) -> None:
+        """Learn the markers, and how many tokens the budget allows."""
+        self._kinds = {token: kind[0] for token, kind in kinds_of(tokenizer).items()}
+        durations_s = []
+        with suppress(Exception):  # the vocabulary is smaller
+            for _ in range(3):  # the first is slow, and one may be interrupted
+                begin_s = self._timer()
+                parse(tokenizer.decode(list(range(TAIL_TOKENS)), skip_special_tokens=False))
+                durations_s.append(self._timer() - begin_s)
+            affordable = TAIL_TOKENS * BUDGET_S / max(min(durations_s), 1e-9)
+            self._num_tail = int(min(TAIL_TOKENS, max(HEAD_TOKENS, affordable)))
+
+
+KINDS = {"call": BEGINNINGS, "end": ENDS, "think": THINKING, "speak": THINKING.values()}
+MESSAGE, CHANNEL = "<|start|>", "<|channel|>"  # harmony's messages begin; only it has both
+
+
+def kinds_of(tokenizer: Any) -> dict[int, str]:
+    """What the markers in a tokenizer's vocabulary are, by id; vLLM's tokenizers keep a copy. A
+    marker that is spelled out in several tokens has no id."""
+    try:
+        vocabulary = tokenizer.get_vocab()
+    except Exception:  # no tokenizer of vLLM's; its texts are then read from their end
+        return {}
+    kinds = [(kind, [each for each in KINDS[kind] if each[0] in "<["]) for kind in KINDS]
+    kinds.append(("message", [MESSAGE] if CHANNEL in vocabulary else []))
+    return {vocabulary[each]: kind for kind, all_ in kinds for each in all_ if each in vocabulary}
+
+
+def _stop_strings(request: Any) -> list[str]:
+    params = request.sampling_params
+    stop = params.stop if params is not None else None
+    return [stop] if isinstance(stop, str) else list(stop or ())
