@@ -30,7 +30,6 @@ app = typer.Typer(
     name="continuum",
     cls=Commands,
     help="Check, measure and explain a vLLM server that runs ContinuumConnector.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
