@@ -25,9 +25,7 @@ from continuum_connector.tools.analysis.source import (
     Record,
     Source,
     is_number,
-    is_original,
     number,
-    read_original,
 )
 
 MAX_BYTES = 1 << 30  # of a file, unpacked
@@ -38,7 +36,7 @@ TOKEN_S = 0.03  # made up: what an answer's token took, where only arrivals are 
 ESTIMATED = f"tokens estimated, {CHARS} characters each"
 KNOWN = (
     "requests (JSON lines), Mooncake, Bailian, Weka/AgentX, SWE-agent or mini-swe-agent "
-    "trajectories, OpenHands events, scheduler_timestamps"
+    "trajectories, OpenHands events"
 )
 Request = dict[str, Any]
 Reader = Callable[[list[Any], str], Iterable[Request]]
@@ -89,7 +87,7 @@ def read(path: Path) -> Foreign:
 
 
 def of_ours(source: Source) -> Foreign:
-    """The requests behind a trace of ours, or of the original recorder."""
+    """The requests behind a trace of ours."""
     if not (found := list(_of_records(source.records()))):
         raise ToldError("the trace has no turn that was admitted, so there is none to play")
     return Foreign("ContinuumConnector", found, "answers of 1 token")
@@ -359,7 +357,7 @@ def _is_open_hands(one: Any) -> bool:
     return is_event and bool({"action", "observation"} & {*first})
 
 
-# --- our own, and the original recorder's -----------------------------------------------------
+# --- our own ----------------------------------------------------------------------------------
 def _of_records(records: Iterable[Record]) -> Iterator[Request]:
     """The requests behind a trace of ours: what was asked, found and waited for. How long an answer
     was is not recorded: it is what the next prompt does not need to compute, or 1."""
@@ -381,10 +379,6 @@ def _of_records(records: Iterable[Record]) -> Iterator[Request]:
             before = one
 
 
-def _original(documents: list[Any], _: str) -> Iterator[Request]:
-    return _of_records(record for record in read_original(documents[0]) if record)
-
-
 def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda one: isinstance(one, dict) and all(key in one for key in keys)
 
@@ -403,5 +397,4 @@ FORMATS: tuple[tuple[str, str, Callable[[Any], bool], Reader], ...] = (
     ("SWE-agent", ESTIMATED, _has("trajectory"), _swe_agent),
     ("OpenHands", f"{ESTIMATED}, unless counted", _is_open_hands, _open_hands),
     ("messages", ESTIMATED, _has_messages, _messages),
-    ("scheduler_timestamps", "answers of 1 token", is_original, _original),
 )

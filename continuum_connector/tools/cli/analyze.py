@@ -17,9 +17,7 @@ from continuum_connector.tools.cli.terminal import terminal
 
 
 def analyze(
-    traces: Annotated[
-        list[Path], typer.Argument(help="Files that trace_path named, or scheduler_timestamps.")
-    ],
+    traces: Annotated[list[Path], typer.Argument(help="Files that trace_path named.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for programs.")] = False,
 ) -> None:
     """Put traces into numbers: JCT, hits, pins, copies, regret, steps.

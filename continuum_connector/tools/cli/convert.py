@@ -6,8 +6,9 @@ from __future__ import annotations
 import contextlib
 import enum
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -15,7 +16,7 @@ import typer
 from continuum_connector import files
 from continuum_connector.errors import ToldError
 from continuum_connector.tools.analysis import foreign
-from continuum_connector.tools.analysis.source import Source, UnknownError, write_original
+from continuum_connector.tools.analysis.source import Record, Source, UnknownError, is_number
 
 
 class Format(str, enum.Enum):
@@ -86,3 +87,40 @@ def _may_write(path: Path, forced: bool, read: list[Path]) -> None:
         raise ToldError(f"{path} is the trace itself, which would be lost; name another file")
     if not forced:
         raise ToldError(f"{path} exists and would be lost; name another file, or add --force")
+
+
+# --- the original recorder's format ---------------------------------------------------------
+Entry = dict[str, Any]
+# Its key for each event of ours: an entry has one of them, with the wall clock in seconds.
+KEYS = {
+    "arrive": "Request_arrival_time",
+    "return": "Request_arrival_time",
+    "admit": "waiting_to_running",
+    "readmit": "evicted_to_running",
+    "preempt": "Request_evicted_from_running_queue_time",
+    "decision": "Request_departure_time",
+    "pin_end": "unpinned_time",
+}
+_PINNED = "pinned_time"  # a second entry of a decision to pin
+
+
+def write_original(records: Iterable[Record]) -> dict[str, list[Entry]]:
+    """Each program's entries in the order of time (Continuum's estimate_with_func.py reads them).
+    What the original does not know, such as loads, is left out."""
+    jobs: dict[str, list[Entry]] = {}
+    for record in records:
+        event, program, t = record["event"], record.get("program"), record.get("t")
+        if event not in KEYS or not isinstance(program, str) or t is None:
+            continue
+        entry: Entry = {KEYS[event]: t}
+        tokens, hits = record.get("tokens"), record.get("hit_tokens")
+        if event in ("admit", "readmit") and tokens is not None and isinstance(hits, Mapping):
+            entry |= {"prompt_length": tokens, "hit_length": sum(filter(is_number, hits.values()))}
+        entries = jobs.setdefault(program, [])
+        place = len(entries)
+        if record.get("cause") == "superseded" and entries and _PINNED in entries[-1]:
+            place -= 2  # the pin was handled before its successor's departure and pin
+        entries.insert(place, entry)
+        if record.get("decision") == "pin":
+            entries.append({_PINNED: t})
+    return jobs
