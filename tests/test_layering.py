@@ -40,7 +40,6 @@ PARTS = {
 # way for:
 NOT_OURS = {
     "tools/checks/ask.py": "os.environ",
-    "tools/cli/ending.py": "sys.excepthook",
     "tools/cli/server.py": "clock.daemon",
     "vllm/about.py": "options.model",
     "vllm/attach.py": "ContinuumScheduler.__name__ ContinuumScheduler.__qualname__ "
