@@ -169,7 +169,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/proven", "switch", "observe/trace", "memory"),
     },
     "vllm/plugin": {"vllm/attach", "vllm/probe"},
-    "tools/analysis": {"observe/trace", "forecast", "memory"},
+    "tools/analysis": {"observe/trace", "forecast", "memory", "files"},
     "tools/checks": {
         *("vllm/about", "vllm/plugin", "vllm/proven", "vllm/node", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),

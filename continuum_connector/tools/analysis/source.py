@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 
+from continuum_connector import files
 from continuum_connector.errors import ToldError, shown
 from continuum_connector.observe.trace import older_files, older_names
 
@@ -83,11 +83,8 @@ def _unread(path: Path, error: OSError) -> ToldError:
 
 
 def _start(path: Path) -> bytes:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe, which cannot be read twice"}
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            kind = kinds.get(stat.S_IFMT(mode), "a device")
+        if kind := files.no_file(str(path)):
             raise ToldError(f"{path} is {kind}; give the file that trace_path names")
         with path.open("rb") as file:
             return file.read(_LOOK)
@@ -150,30 +147,14 @@ def part(record: Record, key: str) -> Record:
     return value if isinstance(value, dict) else {}
 
 
-class Hits(NamedTuple):
-    """Tokens found, by where they were."""
-
-    vram: int
-    dram: int
-    disk: int
-
-
-def tiers(record: Record) -> Hits:
-    """The hits in a record; 0 for each tier that it does not name."""
+def tiers(record: Record) -> dict[str, int]:
+    """Tokens found in each tier; 0 for one that the record does not name."""
     hits = part(record, "hit_tokens")
-    return Hits(*(count(hits, name) for name in Hits._fields))
+    return {tier: count(hits, tier) for tier in ("vram", "dram", "disk")}
 
 
-class Kept(NamedTuple):
-    """Tokens by who kept them (`against_stock` of a record): only we, stock vLLM as well, or only
-    stock would have."""
-
-    only_ours: int
-    stock_too: int
-    only_stock: int
-
-
-def against_stock(record: Record) -> Kept | None:
-    """What the record says of stock vLLM; None if it does not, as where nobody knows."""
+def against_stock(record: Record) -> dict[str, int]:
+    """Tokens by who kept them: only we, stock vLLM as well, or only stock would have. Empty if the
+    record does not say, as where nobody knows."""
     told = part(record, "against_stock")
-    return Kept(*(count(told, name) for name in Kept._fields)) if told else None
+    return {who: count(told, who) for who in ("only_ours", "stock_too", "only_stock") if told}
