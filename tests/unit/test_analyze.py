@@ -298,7 +298,7 @@ def test_a_trace_is_written_as_the_original_recorder_would_have(tmp_path: Path) 
     ]
     records = [{**each, "t": 1000.0 + each["now"]} for each in records]
     path, out = write(tmp_path / "trace.jsonl", records), tmp_path / "scheduler_timestamps"
-    done = run("convert", str(path), "--to", "scheduler_timestamps", "--out", str(out))
+    done = run("convert", str(path), "--out", str(out))
     assert done.exit_code == 0, done.output
     assert json.loads(out.read_text()) == ORIGINAL
 

@@ -237,5 +237,3 @@ def test_requests_are_written_and_read_again(tmp_path: Path) -> None:
     assert foreign.read(out).requests == foreign.read(tmp_path / "in").requests
     again = run(str(tmp_path / "in"), "--out", str(out))
     assert (again.exit_code, "exists and would be lost" in again.stderr) == (1, True)
-    other = run(str(tmp_path / "in"), "--to", "scheduler_timestamps")
-    assert (other.exit_code, "leave --to out" in other.stderr) == (1, True)

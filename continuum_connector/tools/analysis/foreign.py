@@ -21,12 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from continuum_connector.errors import ToldError
-from continuum_connector.tools.analysis.source import (
-    Record,
-    Source,
-    is_number,
-    number,
-)
+from continuum_connector.tools.analysis.source import is_number
 
 MAX_BYTES = 1 << 30  # of a file, unpacked
 ENDINGS = (".json", ".jsonl", ".traj", ".gz")
@@ -84,13 +79,6 @@ def read(path: Path) -> Foreign:
     if not requests:
         raise ToldError(f"{path} has no request in it, so there is nothing to play")
     return found[0]._replace(requests=requests)
-
-
-def of_ours(source: Source) -> Foreign:
-    """The requests behind a trace of ours."""
-    if not (found := list(_of_records(source.records()))):
-        raise ToldError("the trace has no turn that was admitted, so there is none to play")
-    return Foreign("ContinuumConnector", found, "answers of 1 token")
 
 
 def _read(path: Path, called: str) -> Foreign:
@@ -357,28 +345,7 @@ def _is_open_hands(one: Any) -> bool:
     return is_event and bool({"action", "observation"} & {*first})
 
 
-# --- our own ----------------------------------------------------------------------------------
-def _of_records(records: Iterable[Record]) -> Iterator[Request]:
-    """The requests behind a trace of ours: what was asked, found and waited for. How long an answer
-    was is not recorded: it is what the next prompt does not need to compute, or 1."""
-    turns: dict[str, list[dict[str, float]]] = {}
-    for record in records:
-        program, now = str(record.get("program")), float(record["now"])
-        talk, tokens = turns.setdefault(program, []), number(record, "tokens")
-        if record["event"] == "arrive":
-            talk.append({"t": now})
-        elif record["event"] == "admit" and talk and tokens is not None:
-            talk[-1]["inp"] = tokens
-        elif record["event"] == "decision" and talk:
-            talk[-1]["end"] = now
-    for program, talk in turns.items():
-        lane, before = Lane(program), dict[str, float]()
-        for one in (each for each in talk if "inp" in each):
-            think = max(0.0, one["t"] - before.get("end", one["t"]))
-            yield lane.turn(int(one["inp"]), 1, int(before.get("inp", 0)), think)
-            before = one
-
-
+# --- which is which ----------------------------------------------------------------------------
 def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda one: isinstance(one, dict) and all(key in one for key in keys)
 

@@ -4,7 +4,6 @@ simulate` and `continuum bench agents`."""
 from __future__ import annotations
 
 import contextlib
-import enum
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,20 +18,10 @@ from continuum_connector.tools.analysis import foreign
 from continuum_connector.tools.analysis.source import Record, Source, UnknownError, is_number
 
 
-class Format(str, enum.Enum):
-    """The formats that a trace can be converted to."""
-
-    SCHEDULER_TIMESTAMPS = "scheduler_timestamps"
-    REQUESTS = "requests"
-
-
 def convert(
     trace: Annotated[
         Path, typer.Argument(help="The file that trace_path names, or somebody else's; a folder.")
     ],
-    to: Annotated[
-        Format | None, typer.Option(help="Left out: requests for what others recorded.")
-    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The file to write. Empty: the format's own name, here.")
     ] = None,
@@ -40,15 +29,15 @@ def convert(
 ) -> None:
     """Write a trace in another form.
 
-    scheduler_timestamps: as the original recorder would have written our trace, one JSON file, job
+    Ours as scheduler_timestamps, as the original recorder would have written it: one JSON file, job
     -> time stamps. It leaves out loads and stores, reasons, and worth. Its hit_length is what was
     found in VRAM and DRAM together.
 
-    requests: a JSON line per request with its lengths, its gap, and what it has in common with the
-    one before. It is made of our traces, and of what others record: Mooncake, Bailian, Weka,
-    AgentX, trajectories of SWE-agent and its mini form, events of OpenHands. Not told is what one
-    conversation has in common with another (hash_ids of Bailian and Mooncake); a simulation of the
-    file as it is has that, too:
+    What others record as requests: a JSON line per request with its lengths, its gap, and what it
+    has in common with the one before. Others are Mooncake, Bailian, Weka, AgentX, trajectories of
+    SWE-agent and its mini form, and events of OpenHands. Not told is what one conversation has in
+    common with another (hash_ids of Bailian and Mooncake); a simulation of the file as it is has
+    that, too:
 
     \b
       continuum simulate --workload TRACE
@@ -57,19 +46,16 @@ def convert(
     if not trace.is_dir():
         with contextlib.suppress(UnknownError):
             ours = Source(trace)
-    to = to or (Format.SCHEDULER_TIMESTAMPS if ours else Format.REQUESTS)
-    path = out or Path(to.value)
+    path = out or Path("scheduler_timestamps" if ours else "requests")
     _may_write(path, force, ours.paths if ours else [trace])
-    if to is Format.REQUESTS:
-        name, found, note = foreign.read(trace) if ours is None else foreign.of_ours(ours)
-        data, made_up = msgspec.json.Encoder().encode_lines(found), f" (made up: {note})"
-        said = f"{len(found):,} requests of {name}{made_up if note else ''} written to {path}"
-    elif ours is not None:
+    if ours:
         jobs = write_original(ours.records())
         data = json.dumps(jobs, indent=2).encode()
         said = f"{len(jobs):,} programs written to {path}; {ours.num_bad:,} lines skipped"
     else:
-        raise ToldError(f"{trace} has no decisions to be told as {to.value}; leave --to out")
+        name, found, note = foreign.read(trace)
+        data, made_up = msgspec.json.Encoder().encode_lines(found), f" (made up: {note})"
+        said = f"{len(found):,} requests of {name}{made_up if note else ''} written to {path}"
     try:
         files.put(path, data)
     except OSError as error:
