@@ -34,16 +34,17 @@ KNOWN = (
     "trajectories, OpenHands events"
 )
 Request = dict[str, Any]
-Reader = Callable[[list[Any], str], Iterable[Request]]
 Conversation = list[dict[str, Any]]
 
 
 class Foreign(NamedTuple):
-    """`format`: its name; `note`: what the file does not say and was made up."""
+    """`format`: its name; `note`: what the file does not say and was made up; `chats`: what one
+    file's requests are of, where equal text is told from other."""
 
     format: str
     requests: list[Request]
     note: str
+    chats: Chats | None = None
 
 
 class Chats(NamedTuple):
@@ -55,12 +56,12 @@ class Chats(NamedTuple):
     second: float
 
 
+Reader = Callable[[list[Any], str], Iterable[Request] | Chats]
+
+
 def chats(path: Path) -> Chats | None:
-    """A file's conversations, None where its format has none. ToldError as of `read`, which
-    says what is broken and is asked first."""
-    documents = _documents(path)
-    form = next((name for name, _, is_one, _ in FORMATS if is_one(documents[0])), "")
-    return _CHATS[form](documents) if form in _CHATS else None
+    """A file's conversations, None where its format has none. ToldError as of `read`."""
+    return _read(path, path.stem).chats
 
 
 def read(path: Path) -> Foreign:
@@ -78,15 +79,18 @@ def read(path: Path) -> Foreign:
     requests = [request for each in found for request in each.requests]
     if not requests:
         raise ToldError(f"{path} has no request in it, so there is nothing to play")
-    return found[0]._replace(requests=requests)
+    return Foreign(found[0].format, requests, found[0].note)
 
 
 def _read(path: Path, called: str) -> Foreign:
     documents = _documents(path)
-    for name, note, is_one, requests in FORMATS:
+    for name, note, is_one, reads in FORMATS:
         if documents and is_one(documents[0]):
             try:
-                return Foreign(name, list(requests(documents, called)), note)
+                found = reads(documents, called)
+                if isinstance(found, Chats):
+                    return Foreign(name, list(_talks(*found)), note, found)
+                return Foreign(name, list(found), note)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 why = f"{type(error).__name__}: {error}"
                 raise ToldError(
@@ -222,20 +226,14 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(itertools.takewhile(bool, same))
 
 
-def _bailian(documents: list[Any]) -> Chats:
+def _bailian(documents: list[Any], _: str) -> Chats:
     """Each request names the one that it goes on from."""
     talks = _chains(documents, lambda one: [one["parent_chat_id"]], lambda one: one["chat_id"])
     return Chats(talks, 16, 1.0)
 
 
-_CHATS: dict[str, Callable[[list[Any]], Chats]] = {
-    "Bailian": _bailian,
-    "Mooncake": lambda documents: Chats(conversations(documents), 512, 1e3),
-}
-
-
-def _chats_of(form: str) -> Reader:
-    return lambda documents, _: _talks(*_CHATS[form](documents))
+def _mooncake(documents: list[Any], _: str) -> Chats:
+    return Chats(conversations(documents), 512, 1e3)
 
 
 def _weka(documents: list[Any], stem: str) -> Iterator[Request]:
@@ -358,8 +356,8 @@ _ASKED = ("timestamp", "input_length", "output_length", "hash_ids")
 _ANSWERED = f"answers at {TOKEN_S} s a token"
 FORMATS: tuple[tuple[str, str, Callable[[Any], bool], Reader], ...] = (
     ("requests", "", _has("trace", "lane", "inp", "out"), lambda documents, _: documents),
-    ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _chats_of("Bailian")),
-    ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _chats_of("Mooncake")),
+    ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _bailian),
+    ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _mooncake),
     ("Weka", "", _has("requests"), _weka),
     ("SWE-agent", ESTIMATED, _has("trajectory"), _swe_agent),
     ("OpenHands", f"{ESTIMATED}, unless counted", _is_open_hands, _open_hands),

@@ -53,9 +53,10 @@ def convert(
         data = json.dumps(jobs, indent=2).encode()
         said = f"{len(jobs):,} programs written to {path}; {ours.num_bad:,} lines skipped"
     else:
-        name, found, note = foreign.read(trace)
-        data, made_up = msgspec.json.Encoder().encode_lines(found), f" (made up: {note})"
-        said = f"{len(found):,} requests of {name}{made_up if note else ''} written to {path}"
+        found = foreign.read(trace)
+        data = msgspec.json.Encoder().encode_lines(found.requests)
+        made_up = f" (made up: {found.note})" if found.note else ""
+        said = f"{len(found.requests):,} requests of {found.format}{made_up} written to {path}"
     try:
         files.put(path, data)
     except OSError as error:
