@@ -29,10 +29,11 @@ Command = Annotated[
 class Commands(TyperGroup):
     """Commands that end as in ending.py, however they are called."""
 
-    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> Any:
+    def main(self, *args: Any, **extra: Any) -> Any:
         """Run what is typed, and leave with its status."""
-        words = [*(sys.argv[1:] if args is None else args)]
-        who = prog_name or "continuum"
+        given = args[0] if args else extra.get("args")
+        words = [*(sys.argv[1:] if given is None else given)]
+        who = extra.get("prog_name") or "continuum"
         sys.exit(ending.run(lambda: self._run(words, who), who))
 
     def _run(self, words: list[str], who: str) -> int:
