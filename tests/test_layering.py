@@ -40,7 +40,6 @@ PARTS = {
 # way for:
 NOT_OURS = {
     "tools/checks/ask.py": "os.environ",
-    "tools/cli/ending.py": "sys.excepthook",
     "tools/cli/server.py": "clock.daemon",
     "vllm/attach.py": "ContinuumScheduler.__name__ ContinuumScheduler.__qualname__ "
     "config.get_scheduler_cls config.scheduler_cls engine_args.kv_transfer_config "
@@ -159,7 +158,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/proven", "switch_endpoint", "observe/trace", "memory"),
     },
     "vllm/plugin": {"vllm/attach", "vllm/touched"},
-    "tools/analysis": {"observe/trace", "forecast", "memory"},
+    "tools/analysis": {"observe/trace", "forecast", "memory", "files"},
     "tools/checks": {
         *("vllm/plugin", "vllm/proven", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),

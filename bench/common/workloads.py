@@ -78,13 +78,13 @@ def read_requests(path: Path) -> tuple[list[Request], str]:
     """The requests of a trace of any known format, and what was made up for them. ValueError says
     what is wrong with it."""
     try:
-        name, requests, note = foreign.read(path)
-        found = msgspec.convert(requests, list[Request])
+        told = foreign.read(path)
+        found = msgspec.convert(told.requests, list[Request])
     except ToldError as error:
         raise ValueError(str(error)) from None
     except msgspec.ValidationError as error:
         raise ValueError(f"{path} has a request that is none ({error})") from None
-    return found, f"{name}: {note} made up" if note else ""
+    return found, f"{told.format}: {told.note} made up" if told.note else ""
 
 
 def lanes(requests: Iterable[Request]) -> dict[tuple[str, str], list[Request]]:

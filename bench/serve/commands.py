@@ -22,7 +22,6 @@ from continuum_connector.tools.cli.terminal import Commands, terminal
 app = typer.Typer(
     help=__doc__.splitlines()[0],
     cls=Commands,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

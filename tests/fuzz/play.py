@@ -79,7 +79,7 @@ def play(
             command.start()
         except SystemExit as end:
             code = end.code
-        except KeyboardInterrupt:  # while a module was loaded: see guard_imports
+        except KeyboardInterrupt:  # while a module was loaded
             code = ending.STOPPED
         except BaseException:
             crash = traceback.format_exc()

@@ -1,4 +1,4 @@
-"""`continuum analyze` and `convert`: numbers computed by hand, and both directions of a format."""
+"""`continuum analyze` and `convert`: numbers computed by hand, and a format of others."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 pytest.importorskip("typer")
 from continuum_connector.errors import ToldError
 from continuum_connector.observe.trace import EVENTS
-from continuum_connector.tools.analysis import source as sources
 from continuum_connector.tools.analysis import summary
 from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.analysis.summary import Summary, spread
+from continuum_connector.tools.cli.convert import KEYS, write_original
 from tests.narrow import last_words
 from tests.unit.test_explain import record, run, small, write
 
@@ -270,43 +270,37 @@ ORIGINAL: dict[str, list[dict[str, float]]] = {
 }
 
 
-def test_the_original_format_is_analyzed_as_its_own_script_does(tmp_path: Path) -> None:
-    path = tmp_path / "scheduler_timestamps"
-    path.write_text(json.dumps(ORIGINAL, indent=2))
-    found = numbers(path)
-    assert found["JCT"] == pytest.approx(
-        {"programs": 2, "mean": 5.5, "p50": 5.5, "p90": 9.1, "p95": 9.55, "p99": 9.91}
-        | {"min": 1.0, "max": 10.0}
-    )
-    assert found["trace"]["wall time"] == 10.0  # max departure - min arrival, of all
-    assert found["trace"]["preemptions"] == 1
-    assert found["queueing"]["mean"] == pytest.approx(0.25)
-    assert found["all prompts"]["hit ratio, VRAM"] == pytest.approx(7896 / 8548)
-    assert found["pins ended"]["held, mean"] == 1.5
-    assert found["decisions"] == {"pin": 1, "offload": 0, "free": 2}
-
-
 def test_each_event_of_the_original_format_is_one_of_ours() -> None:
-    assert set(sources.KEYS) <= set(EVENTS)
-    assert len({*sources.KEYS.values()}) == 6
+    assert set(KEYS) <= set(EVENTS)
+    assert len({*KEYS.values()}) == 6
 
 
-def test_the_original_format_survives_being_read_and_written() -> None:
-    records = [each for each in sources.read_original(ORIGINAL) if each is not None]
-    assert sources.write_original(records) == ORIGINAL
+def asked(event: str, at: float, tokens: int, hit: int, wait: float = 0.0) -> dict[str, Any]:
+    fields = {"tokens": tokens, "hit_tokens": {"vram": hit - 96, "dram": 96}, "waited_s": wait}
+    return record(event, at, "job_1", **fields)
 
 
-def test_a_converted_trace_has_the_same_times(trace: Path, tmp_path: Path) -> None:
-    out = tmp_path / "scheduler_timestamps"
-    result = run("convert", str(trace), "--to", "scheduler_timestamps", "--out", str(out))
-    assert result.exit_code == 0, result.output
-    assert list(json.loads(out.read_text())) == ["A", "B", "anonymous:1"]
-    ours, theirs = numbers(trace), numbers(out)
-    for group in ("JCT", "turn", "queueing"):
-        assert theirs[group] == pytest.approx(ours[group])
-    assert theirs["trace"]["wall time"] == ours["trace"]["wall time"]
-    assert theirs["returning turns"]["tokens"] == ours["returning turns"]["tokens"]
-    assert theirs["pins ended"]["held, mean"] == ours["pins ended"]["held, mean"]
+def test_a_trace_is_written_as_the_original_recorder_would_have(tmp_path: Path) -> None:
+    records = [
+        record("arrive", 0.0, "job_1"),
+        asked("admit", 0.5, 4096, 3800, 0.5),
+        record("preempt", 1.0, "job_1"),
+        asked("readmit", 2.0, 4096, 4000),
+        record("store", 2.5, "job_1", outcome="done"),
+        record("decision", 7.0, "job_1", decision="pin"),
+        record("return", 8.0, "job_1"),
+        asked("admit", 8.25, 4352, 4096, 0.25),
+        record("pin_end", 8.5, "job_1"),
+        record("decision", 10.0, "job_1", decision="free"),
+        record("arrive", 1.0, "job_2"),
+        record("admit", 1.0, "job_2", tokens=100, hit_tokens={"vram": 0}),
+        record("decision", 2.0, "job_2", decision="offload"),
+    ]
+    records = [{**each, "t": 1000.0 + each["now"]} for each in records]
+    path, out = write(tmp_path / "trace.jsonl", records), tmp_path / "scheduler_timestamps"
+    done = run("convert", str(path), "--out", str(out))
+    assert done.exit_code == 0, done.output
+    assert json.loads(out.read_text()) == ORIGINAL
 
 
 @pytest.mark.parametrize("name", ["trace.jsonl", "soft", "hard", "trace.jsonl.1"])
@@ -399,7 +393,7 @@ def test_a_trace_that_moves_while_it_is_opened_is_read_once_and_whole(
 
 def test_pins_of_turns_side_by_side_stay_pairs() -> None:
     pin = {"decision": "pin", "ttl_s": 4.0}
-    jobs = sources.write_original(
+    jobs = write_original(
         [
             record("decision", 1.0, turn=1, **pin),
             record("decision", 2.0, turn=2, **pin),
@@ -411,13 +405,6 @@ def test_pins_of_turns_side_by_side_stay_pairs() -> None:
     assert [key for key in keys if "pinned" in key] == [
         *("pinned_time", "unpinned_time", "pinned_time", "unpinned_time")
     ]
-
-
-def test_entries_that_are_none_are_counted(tmp_path: Path) -> None:
-    jobs = {**ORIGINAL, "job_3": [5, {}, {"x": 1}, {"pinned_time": "x"}], "job_4": "x"}
-    path = tmp_path / "scheduler_timestamps"
-    path.write_text(json.dumps(jobs))
-    assert numbers(path)["trace"]["lines skipped"] == 5
 
 
 # --- a terminal of 80 columns -----------------------------------------------------------------

@@ -154,20 +154,6 @@ def test_events_of_open_hands(tmp_path: Path) -> None:
     assert brief(read(tmp_path / "c.jsonl", *events)) == wanted
 
 
-def test_the_original_recorder(tmp_path: Path) -> None:
-    entries = [
-        {"Request_arrival_time": 1.0},
-        {"waiting_to_running": 1.5, "prompt_length": 640, "hit_length": 0},
-        {"Request_departure_time": 3.0},
-        {"Request_arrival_time": 5.0},
-        {"waiting_to_running": 5.0, "prompt_length": 900, "hit_length": 640},
-        {"Request_departure_time": 6.0},
-    ]
-    (tmp_path / "scheduler_timestamps").write_text(json.dumps({"job": entries}))
-    found = foreign.read(tmp_path / "scheduler_timestamps").requests
-    assert brief(found) == [("main", 0, 640, 1, 0, 0.0), ("main", 1, 900, 1, 10, 2.0)]
-
-
 def test_a_folder_is_read_whole_and_packed_files_too(tmp_path: Path) -> None:
     one = {"requests": [{"in": 10, "out": 1}]}
     for name in ("a/run.json", "b/run.json"):
@@ -251,5 +237,3 @@ def test_requests_are_written_and_read_again(tmp_path: Path) -> None:
     assert foreign.read(out).requests == foreign.read(tmp_path / "in").requests
     again = run(str(tmp_path / "in"), "--out", str(out))
     assert (again.exit_code, "exists and would be lost" in again.stderr) == (1, True)
-    other = run(str(tmp_path / "in"), "--to", "scheduler_timestamps")
-    assert (other.exit_code, "leave --to out" in other.stderr) == (1, True)

@@ -222,23 +222,13 @@ def test_ctrl_c_while_it_is_loaded_ends_without_a_word(tmp_path: Path, package: 
     assert (done.returncode, done.stderr) == (130, "")
 
 
-def test_ctrl_c_while_a_benchmark_is_loaded_ends_without_a_word(tmp_path: Path) -> None:
-    press = "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(9)"
-    (tmp_path / "msgspec.py").write_text(press)
-    words = [sys.executable, "-m", "bench.sim.validate", "x"]
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, check=False)
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
-
-
-def test_a_benchmark_says_which_package_it_lacks(tmp_path: Path) -> None:
-    (tmp_path / "msgspec.py").write_text("import nothing_of_this_name")
-    words = [sys.executable, "-m", "bench.sim.validate", "x"]
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environ, check=False)
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_a_command_says_which_package_it_lacks(package: str) -> None:
+    done = run(["--version"], f"import sys; sys.modules[{package!r}] = None; {MAIN}")
     assert done.returncode == 1
+    assert done.stderr.startswith(f"continuum: this needs the package {package}, which is not")
+    assert "pip install '.[cli]'" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert "needs the package nothing_of_this_name" in done.stderr
 
 
 def test_bench_compare_needs_nothing_but_the_files(tmp_path: Path) -> None:

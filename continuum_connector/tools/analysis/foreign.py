@@ -21,14 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from continuum_connector.errors import ToldError
-from continuum_connector.tools.analysis.source import (
-    Record,
-    Source,
-    is_number,
-    is_original,
-    number,
-    read_original,
-)
+from continuum_connector.tools.analysis.source import is_number
 
 MAX_BYTES = 1 << 30  # of a file, unpacked
 ENDINGS = (".json", ".jsonl", ".traj", ".gz")
@@ -38,19 +31,20 @@ TOKEN_S = 0.03  # made up: what an answer's token took, where only arrivals are 
 ESTIMATED = f"tokens estimated, {CHARS} characters each"
 KNOWN = (
     "requests (JSON lines), Mooncake, Bailian, Weka/AgentX, SWE-agent or mini-swe-agent "
-    "trajectories, OpenHands events, scheduler_timestamps"
+    "trajectories, OpenHands events"
 )
 Request = dict[str, Any]
-Reader = Callable[[list[Any], str], Iterable[Request]]
 Conversation = list[dict[str, Any]]
 
 
 class Foreign(NamedTuple):
-    """`format`: its name; `note`: what the file does not say and was made up."""
+    """`format`: its name; `note`: what the file does not say and was made up; `chats`: what one
+    file's requests are of, where equal text is told from other."""
 
     format: str
     requests: list[Request]
     note: str
+    chats: Chats | None = None
 
 
 class Chats(NamedTuple):
@@ -62,12 +56,12 @@ class Chats(NamedTuple):
     second: float
 
 
+Reader = Callable[[list[Any], str], Iterable[Request] | Chats]
+
+
 def chats(path: Path) -> Chats | None:
-    """A file's conversations, None where its format has none. ToldError as of `read`, which
-    says what is broken and is asked first."""
-    documents = _documents(path)
-    form = next((name for name, _, is_one, _ in FORMATS if is_one(documents[0])), "")
-    return _CHATS[form](documents) if form in _CHATS else None
+    """A file's conversations, None where its format has none. ToldError as of `read`."""
+    return _read(path, path.stem).chats
 
 
 def read(path: Path) -> Foreign:
@@ -85,22 +79,18 @@ def read(path: Path) -> Foreign:
     requests = [request for each in found for request in each.requests]
     if not requests:
         raise ToldError(f"{path} has no request in it, so there is nothing to play")
-    return found[0]._replace(requests=requests)
-
-
-def of_ours(source: Source) -> Foreign:
-    """The requests behind a trace of ours, or of the original recorder."""
-    if not (found := list(_of_records(source.records()))):
-        raise ToldError("the trace has no turn that was admitted, so there is none to play")
-    return Foreign("ContinuumConnector", found, "answers of 1 token")
+    return Foreign(found[0].format, requests, found[0].note)
 
 
 def _read(path: Path, called: str) -> Foreign:
     documents = _documents(path)
-    for name, note, is_one, requests in FORMATS:
+    for name, note, is_one, reads in FORMATS:
         if documents and is_one(documents[0]):
             try:
-                return Foreign(name, list(requests(documents, called)), note)
+                found = reads(documents, called)
+                if isinstance(found, Chats):
+                    return Foreign(name, list(_talks(*found)), note, found)
+                return Foreign(name, list(found), note)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 why = f"{type(error).__name__}: {error}"
                 raise ToldError(
@@ -236,20 +226,14 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     return sum(itertools.takewhile(bool, same))
 
 
-def _bailian(documents: list[Any]) -> Chats:
+def _bailian(documents: list[Any], _: str) -> Chats:
     """Each request names the one that it goes on from."""
     talks = _chains(documents, lambda one: [one["parent_chat_id"]], lambda one: one["chat_id"])
     return Chats(talks, 16, 1.0)
 
 
-_CHATS: dict[str, Callable[[list[Any]], Chats]] = {
-    "Bailian": _bailian,
-    "Mooncake": lambda documents: Chats(conversations(documents), 512, 1e3),
-}
-
-
-def _chats_of(form: str) -> Reader:
-    return lambda documents, _: _talks(*_CHATS[form](documents))
+def _mooncake(documents: list[Any], _: str) -> Chats:
+    return Chats(conversations(documents), 512, 1e3)
 
 
 def _weka(documents: list[Any], stem: str) -> Iterator[Request]:
@@ -359,32 +343,7 @@ def _is_open_hands(one: Any) -> bool:
     return is_event and bool({"action", "observation"} & {*first})
 
 
-# --- our own, and the original recorder's -----------------------------------------------------
-def _of_records(records: Iterable[Record]) -> Iterator[Request]:
-    """The requests behind a trace of ours: what was asked, found and waited for. How long an answer
-    was is not recorded: it is what the next prompt does not need to compute, or 1."""
-    turns: dict[str, list[dict[str, float]]] = {}
-    for record in records:
-        program, now = str(record.get("program")), float(record["now"])
-        talk, tokens = turns.setdefault(program, []), number(record, "tokens")
-        if record["event"] == "arrive":
-            talk.append({"t": now})
-        elif record["event"] == "admit" and talk and tokens is not None:
-            talk[-1]["inp"] = tokens
-        elif record["event"] == "decision" and talk:
-            talk[-1]["end"] = now
-    for program, talk in turns.items():
-        lane, before = Lane(program), dict[str, float]()
-        for one in (each for each in talk if "inp" in each):
-            think = max(0.0, one["t"] - before.get("end", one["t"]))
-            yield lane.turn(int(one["inp"]), 1, int(before.get("inp", 0)), think)
-            before = one
-
-
-def _original(documents: list[Any], _: str) -> Iterator[Request]:
-    return _of_records(record for record in read_original(documents[0]) if record)
-
-
+# --- which is which ----------------------------------------------------------------------------
 def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda one: isinstance(one, dict) and all(key in one for key in keys)
 
@@ -397,11 +356,10 @@ _ASKED = ("timestamp", "input_length", "output_length", "hash_ids")
 _ANSWERED = f"answers at {TOKEN_S} s a token"
 FORMATS: tuple[tuple[str, str, Callable[[Any], bool], Reader], ...] = (
     ("requests", "", _has("trace", "lane", "inp", "out"), lambda documents, _: documents),
-    ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _chats_of("Bailian")),
-    ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _chats_of("Mooncake")),
+    ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _bailian),
+    ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _mooncake),
     ("Weka", "", _has("requests"), _weka),
     ("SWE-agent", ESTIMATED, _has("trajectory"), _swe_agent),
     ("OpenHands", f"{ESTIMATED}, unless counted", _is_open_hands, _open_hands),
     ("messages", ESTIMATED, _has_messages, _messages),
-    ("scheduler_timestamps", "answers of 1 token", is_original, _original),
 )

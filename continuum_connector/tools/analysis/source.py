@@ -1,23 +1,17 @@
-"""Source: a trace's records, one after another, whatever else is in the file.
-
-It also reads and writes the original recorder's `scheduler_timestamps`. That is one JSON object:
-job -> list of entries in the order of time, each with one of the keys of KEYS and the wall clock in
-seconds; `waiting_to_running` and `evicted_to_running` also have `prompt_length` and `hit_length`
-(Continuum's estimate_with_func.py).
-"""
+"""Source: a trace's records, one after another, whatever else is in the file."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import os
-import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 
+from continuum_connector import files
 from continuum_connector.errors import ToldError, shown
 from continuum_connector.observe.trace import older_files, older_names
 
@@ -30,38 +24,28 @@ _decode = msgspec.json.Decoder(Record).decode
 
 
 class UnknownError(ToldError):
-    """It is no trace of ours, and not the original recorder's."""
+    """It is no trace of ours."""
 
 
 class Source:
-    """Reads our trace, or `scheduler_timestamps` of the original recorder as if it were one.
-
-    Ours is streamed, from its oldest file on (TraceFile); the original is one JSON value and is
-    read whole. `num_bad` counts what is no record, for instance because a crash cut a line short.
-    """
+    """Streams our trace, from its oldest file on (TraceFile). `num_bad` counts what is no record,
+    for instance because a crash cut a line short."""
 
     def __init__(self, path: Path) -> None:
         self.num_bad = 0
         self.paths = [path, *older_files(path)]
         starts = [_start(each) for each in self.paths]
-        self._jobs: Any = None
         if not any(map(bytes.strip, starts)):
             raise ToldError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
-        is_ours = any(_record(line) for start in starts for line in start.split(b"\n"))
-        # What begins otherwise may be anything, of any size.
-        if not is_ours and starts[0].lstrip().startswith(b"{"):
-            with contextlib.suppress(OSError, ValueError, RecursionError):
-                self._jobs = msgspec.json.decode(path.read_bytes())
-        if not is_ours and not is_original(self._jobs):
+        if not any(_record(line) for start in starts for line in start.split(b"\n")):
             raise UnknownError(
-                f"{path} is neither a trace of ContinuumConnector nor the original "
-                "recorder's scheduler_timestamps; give the file that trace_path names"
+                f"{path} is no trace of ContinuumConnector; give the file that trace_path names"
             )
 
     def records(self) -> Iterator[Record]:
         """Every record, in the order of the files."""
         self.num_bad = 0
-        for record in self._read() if self._jobs is None else read_original(self._jobs):
+        for record in self._read():
             if record is not None:
                 yield record
             else:
@@ -99,11 +83,8 @@ def _unread(path: Path, error: OSError) -> ToldError:
 
 
 def _start(path: Path) -> bytes:
-    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe, which cannot be read twice"}
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            kind = kinds.get(stat.S_IFMT(mode), "a device")
+        if kind := files.no_file(str(path)):
             raise ToldError(f"{path} is {kind}; give the file that trace_path names")
         with path.open("rb") as file:
             return file.read(_LOOK)
@@ -166,106 +147,14 @@ def part(record: Record, key: str) -> Record:
     return value if isinstance(value, dict) else {}
 
 
-class Hits(NamedTuple):
-    """Tokens found, by where they were."""
-
-    vram: int
-    dram: int
-    disk: int
-
-
-def tiers(record: Record) -> Hits:
-    """The hits in a record; 0 for each tier that it does not name."""
+def tiers(record: Record) -> dict[str, int]:
+    """Tokens found in each tier; 0 for one that the record does not name."""
     hits = part(record, "hit_tokens")
-    return Hits(*(count(hits, name) for name in Hits._fields))
+    return {tier: count(hits, tier) for tier in ("vram", "dram", "disk")}
 
 
-class Kept(NamedTuple):
-    """Tokens by who kept them (`against_stock` of a record): only we, stock vLLM as well, or only
-    stock would have."""
-
-    only_ours: int
-    stock_too: int
-    only_stock: int
-
-
-def against_stock(record: Record) -> Kept | None:
-    """What the record says of stock vLLM; None if it does not, as where nobody knows."""
+def against_stock(record: Record) -> dict[str, int]:
+    """Tokens by who kept them: only we, stock vLLM as well, or only stock would have. Empty if the
+    record does not say, as where nobody knows."""
     told = part(record, "against_stock")
-    return Kept(*(count(told, name) for name in Kept._fields)) if told else None
-
-
-# --- the original recorder's format ---------------------------------------------------------
-Entry = dict[str, Any]
-# Its key for each event of ours. Of those with two events the first is what it is read as.
-KEYS = {
-    "arrive": "Request_arrival_time",
-    "return": "Request_arrival_time",
-    "admit": "waiting_to_running",
-    "readmit": "evicted_to_running",
-    "preempt": "Request_evicted_from_running_queue_time",
-    "decision": "Request_departure_time",
-    "pin_end": "unpinned_time",
-}
-_PINNED = "pinned_time"  # a second entry of a decision to pin
-
-
-def is_original(jobs: Any) -> bool:
-    """Whether this is the original recorder's: some job has an entry that is known."""
-    return isinstance(jobs, dict) and any(each is not None for each in read_original(jobs))
-
-
-def read_original(jobs: Mapping[str, Any]) -> Iterator[Record | None]:
-    """The records that our trace would have, job after job; None for each entry that is invalid."""
-    for job, entries in jobs.items():
-        yield from _of_job(job, entries) if isinstance(entries, list) else [None]
-
-
-def _of_job(job: str, entries: list[Any]) -> Iterator[Record | None]:
-    """One job's entries as records. A departure followed by a pin was the decision to pin."""
-    turn, arrived, pinned = 0, 0.0, 0.0
-    for entry, after in zip(entries, [*entries[1:], None], strict=False):
-        if _time(entry, _PINNED) is not None:
-            pinned = entry[_PINNED]
-            continue
-        event = next((event for event, key in KEYS.items() if _time(entry, key) is not None), "")
-        if not event:
-            yield None
-            continue
-        now, more = entry[KEYS[event]], {}
-        if event == "arrive":
-            turn, arrived = turn + 1, now
-        elif event in ("admit", "readmit"):
-            hits = {"vram": entry.get("hit_length", 0), "dram": 0}
-            more = {"tokens": entry.get("prompt_length"), "hit_tokens": hits}
-            more["waited_s"] = now - arrived
-        elif event == "decision":
-            more = {"decision": "free" if _time(after, _PINNED) is None else "pin"}
-        elif event == "pin_end":
-            more = {"held_s": now - pinned}
-        yield {"t": now, "now": now, "event": event, "program": job, "turn": turn, **more}
-
-
-def write_original(records: Iterable[Record]) -> dict[str, list[Entry]]:
-    """Every job's entries. What the original does not know, such as loads, is left out."""
-    jobs: dict[str, list[Entry]] = {}
-    for record in records:
-        event, program, t = record["event"], record.get("program"), record.get("t")
-        if event not in KEYS or not isinstance(program, str) or t is None:
-            continue
-        entry: Entry = {KEYS[event]: t}
-        tokens, hits = record.get("tokens"), record.get("hit_tokens")
-        if event in ("admit", "readmit") and tokens is not None and isinstance(hits, Mapping):
-            entry |= {"prompt_length": tokens, "hit_length": sum(filter(is_number, hits.values()))}
-        entries = jobs.setdefault(program, [])
-        place = len(entries)
-        if record.get("cause") == "superseded" and entries and _PINNED in entries[-1]:
-            place -= 2  # the pin was handled before its successor's departure and pin
-        entries.insert(place, entry)
-        if record.get("decision") == "pin":
-            entries.append({_PINNED: t})
-    return jobs
-
-
-def _time(entry: Any, key: str) -> float | None:
-    return number(entry, key) if isinstance(entry, dict) else None
+    return {who: count(told, who) for who in ("only_ours", "stock_too", "only_stock") if told}

@@ -10,16 +10,14 @@ import typer
 from rich.table import Table
 
 from continuum_connector.tools.analysis.source import Source
-from continuum_connector.tools.analysis.summary import LEVELS, NUM_WORST, Row, Summary, rows
+from continuum_connector.tools.analysis.summary import LEVELS, Row, Summary, rows
 from continuum_connector.tools.analysis.words import seconds
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 
 
 def analyze(
-    traces: Annotated[
-        list[Path], typer.Argument(help="Files that trace_path named, or scheduler_timestamps.")
-    ],
+    traces: Annotated[list[Path], typer.Argument(help="Files that trace_path named.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for programs.")] = False,
 ) -> None:
     """Put traces into numbers: JCT, hits, pins, copies, regret, steps.
@@ -50,11 +48,8 @@ def analyze(
             console.print()
             console.print(_worst(name, summary))
         if summary.steps["now"]:
-            parts = moments(summary)
             console.print()
-            console.print(_plot(name, summary, parts, console.options.ascii_only))
-            console.print()
-            console.print(_busiest(name, parts))
+            console.print(_plot(name, summary, console.options.ascii_only))
 
 
 def summarize(source: Source) -> Summary:
@@ -114,20 +109,15 @@ def _worst(name: str, summary: Summary) -> Table:
 WIDTH, HEIGHT = 48, 2  # of a plot, in characters: with names and numbers it fits 80 columns
 BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .,-~=+*#"
 
-Moment = dict[str, float]
 
-
-def moments(summary: Summary) -> list[Moment]:
+def moments(summary: Summary) -> list[dict[str, float]]:
     """The time of the steps in WIDTH equal parts, each with the extremes of its steps: of free
-    blocks the fewest, of all else the most; empty without a step. `after`: when it began, in
-    seconds."""
-    made: list[Moment] = [{} for _ in range(WIDTH)]
+    blocks the fewest, of all else the most; empty without a step."""
+    made: list[dict[str, float]] = [{} for _ in range(WIDTH)]
     times = summary.steps["now"]
     first, each_s = min(times), (max(times) - min(times)) / WIDTH or 1.0
     for i, now in enumerate(times):
-        place = min(WIDTH - 1, int((now - first) / each_s))
-        moment = made[place]
-        moment["after"] = place * each_s
+        moment = made[min(WIDTH - 1, int((now - first) / each_s))]
         for name in LEVELS:
             value = summary.steps[name][i]
             worse = min if name == "free_blocks" else max
@@ -135,8 +125,9 @@ def moments(summary: Summary) -> list[Moment]:
     return made
 
 
-def _plot(name: str, summary: Summary, found: list[Moment], is_ascii: bool) -> Table:
+def _plot(name: str, summary: Summary, is_ascii: bool) -> Table:
     """Each level over time, from 0 to its most, if it was ever above 0."""
+    found = moments(summary)
     span_s = max(summary.steps["now"]) - min(summary.steps["now"])
     each = f"the worst step of each {seconds(span_s / WIDTH)}"
     title = f"Steps: {shown(name)}, {seconds(span_s)}, {each}"
@@ -155,15 +146,3 @@ def _drawn(values: list[float | None], top: float, is_ascii: bool) -> str:
     heights = [0 if v is None else 1 + round(v / top * most) for v in values]
     lines = ((bars[min(8, max(0, h - 8 * n))] for h in heights) for n in reversed(range(HEIGHT)))
     return "\n".join(map("".join, lines))
-
-
-def _busiest(name: str, found: list[Moment]) -> Table:
-    """The moments in which most turns waited; of equals, in which fewest blocks were free."""
-    levels = ("waiting", "running", "free_blocks", "pinned_blocks", "hook_max_s")
-    columns = ("after", *(LEVELS[each] for each in levels))
-    made = _grid(f"Busiest moments: {shown(name)}", *(f">{each}" for each in columns))
-    some = filter(None, found)
-    for one in sorted(some, key=lambda each: (-each["waiting"], each["free_blocks"]))[:NUM_WORST]:
-        numbers = (f"{one[each]:,.0f}" for each in levels[:-1])
-        made.add_row(seconds(one["after"]), *numbers, seconds(one["hook_max_s"]))
-    return made

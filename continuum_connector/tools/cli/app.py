@@ -19,7 +19,6 @@ from continuum_connector.errors import ToldError
 from continuum_connector.tools.cli.analyze import analyze
 from continuum_connector.tools.cli.check import check
 from continuum_connector.tools.cli.convert import convert
-from continuum_connector.tools.cli.ending import lacks
 from continuum_connector.tools.cli.explain import explain
 from continuum_connector.tools.cli.size import size
 from continuum_connector.tools.cli.terminal import Commands, terminal
@@ -30,7 +29,6 @@ app = typer.Typer(
     name="continuum",
     cls=Commands,
     help="Check, measure and explain a vLLM server that runs ContinuumConnector.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -77,15 +75,12 @@ def simulate(context: typer.Context) -> None:
 
 
 def find_bench(module: str) -> Any:
-    """Import a module of `bench`. ToldError says what is missing."""
+    """Import a module of `bench`. ToldError if it is not where it belongs."""
     file = Path(*module.split(".")).with_suffix(".py")
     for home in (PACKAGE.parent, PACKAGE / "_bench"):
         if (home / file).is_file():
             sys.path.insert(0, str(home))
-            try:
-                return importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                raise ToldError(lacks(error)) from None
+            return importlib.import_module(module)
     raise ToldError(
         f"{module} is not there, so this installation is not whole; install it again: "
         "pip install --force-reinstall --no-deps . in a clone"

@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 from continuum_connector.errors import ToldError, shown
@@ -24,6 +23,7 @@ UNSEEN = 3  # `check` found no error, but could not see everything
 BUG = 70  # in our own code
 STOPPED = 130  # by Ctrl-C
 
+OURS = ("bench", "continuum_connector")
 TRACEBACK = "CONTINUUM_TRACEBACK"
 MOST = 1000  # characters of a sentence, because a value in it may have any length
 _PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:(?!//))\S*@")
@@ -87,7 +87,8 @@ def _status(work: Callable[[], object], who: str) -> int:
     except MemoryError:
         tell(who, "the memory does not suffice for that much; ask for less")
     except Exception as error:  # the only place that may catch this: the user is told of a bug
-        if isinstance(error, ImportError) and not _is_ours(error):
+        # A name of this project is no package: what lacks it is ours.
+        if isinstance(error, ImportError) and _package(error) not in OURS:
             tell(who, lacks(error))
             return FAILED
         if os.environ.get(TRACEBACK):
@@ -96,11 +97,6 @@ def _status(work: Callable[[], object], who: str) -> int:
         tell(who, f"a bug of ours ({what}); {TRACEBACK}=1 shows where it is")
         return BUG
     return FAILED
-
-
-def _is_ours(error: ImportError) -> bool:
-    """Whether it is this project that lacks something."""
-    return (error.name or "").split(".")[0] in ("bench", "continuum_connector")
 
 
 def why(error: OSError) -> str:
@@ -116,9 +112,13 @@ def why(error: OSError) -> str:
 def lacks(error: ImportError) -> str:
     """The sentence about a missing package: what to install."""
     return (
-        f"this needs the package {error.name}, which is not installed or cannot be imported; all "
-        "but vLLM comes with: pip install '.[bench]' in a clone"
+        f"this needs the package {_package(error)}, which is not installed or cannot be imported; "
+        "in a clone, pip install '.[cli]' installs what commands need, '.[bench]' what benches do"
     )
+
+
+def _package(error: ImportError) -> str:
+    return (error.name or "").partition(".")[0]
 
 
 def _drop_output() -> None:
@@ -147,17 +147,3 @@ def leave(work: Callable[[], object], who: str) -> None:
     status = run(work, who)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(status)
-
-
-def guard_imports() -> None:
-    """Handle Ctrl-C and missing packages while modules are imported, until `leave` takes over."""
-    sys.excepthook = _told
-
-
-def _told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        return  # Python then ends by SIGINT, which a shell reports as 130
-    if isinstance(error, ImportError) and not _is_ours(error):
-        tell("bench", lacks(error))
-    else:
-        sys.__excepthook__(kind, error, trace)

@@ -30,35 +30,33 @@ class Commands(TyperGroup):
     """Commands that end as in ending.py, however they are called."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        def work() -> object:
-            try:
-                return main(*args, **extra | {"standalone_mode": False})
-            except _ClickError as error:  # one sentence
-                context = getattr(error, "ctx", None)
-                path = context.command_path if context is not None else who
-                said = " ".join(error.format_message().split()).rstrip(".")
-                ending.tell(path, f"{said}; `{path} --help` says what it takes")
-                return ending.USAGE
+        """Run what is typed, and leave with its status."""
+        given = args[0] if args else extra.get("args")
+        words = [*(sys.argv[1:] if given is None else given)]
+        who = extra.get("prog_name") or "continuum"
+        sys.exit(ending.run(lambda: self._run(words, who), who))
 
-        main, who = super().main, extra.get("prog_name") or "continuum"
-        sys.exit(ending.run(work, who))
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without a word, print the help as an answer and end with 2: click takes it for an
-        error."""
-        if not args and self.no_args_is_help and not ctx.resilient_parsing:
-            print(ctx.get_help())
-            ctx.exit(2)
-        return super().parse_args(ctx, args)
-
-    def invoke(self, ctx: Any) -> Any:
+    def _run(self, words: list[str], who: str) -> int:
+        """The status. Not by click's `main`, for which a closed pipe is a failure."""
+        context: Any = None
         try:
-            return super().invoke(ctx)
-        except BrokenPipeError:  # typer would call it a failure
-            raise typer.Exit(ending.DONE) from None
+            with self.make_context(who, words) as context:
+                if not words:
+                    print(context.get_help())
+                    return ending.USAGE
+                self.invoke(context)
+        except typer.Exit as end:
+            return end.exit_code
+        except _ClickError as error:
+            at = getattr(error, "ctx", None)
+            path = at.command_path if at else who
+            said = " ".join(error.format_message().split()).rstrip(".")
+            ending.tell(path, f"{said}; `{path} --help` says what it takes")
+            return ending.USAGE
         except ToldError as error:
-            ending.tell(f"{ctx.command_path} {ctx.invoked_subcommand}", str(error))
-            raise typer.Exit(ending.FAILED) from None
+            ending.tell(f"{context.command_path} {context.invoked_subcommand}", str(error))
+            return ending.FAILED
+        return ending.DONE
 
 
 class Terminal(Console):
