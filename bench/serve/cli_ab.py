@@ -6,7 +6,7 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from bench.serve import page as page_of_results
 from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
 from bench.serve.cli_agents import MOST_DRAWN, ids_of, read_vocab
-from bench.serve.compare import Column
 from bench.serve.load import find_client
 from bench.serve.preview import preview
 from bench.serve.results import Loaded, State
@@ -160,12 +159,10 @@ def dry_run(loads: Mapping[Path, Experiment]) -> State:
 
 def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> None:
     """A table per pressure, what could not run, and where everything is."""
-    arms = compare.columns(runs, base.name)
-    for pressure, group in compare.by_pressure(arms).items():
-        if group:
-            title = f"{_pressure(pressure, group)}ratios are to {group[0].title}"
-            for table in compare.tables(console, title, group):
-                console.print(table)
+    for point in compare.points_of(runs, base.name):
+        title = f"{point.title}; ratios are to {point.columns[0].title}"
+        for table in compare.tables(console, title, point.columns):
+            console.print(table)
     for each in runs:
         if each.run.state in NOT_MEASURED:
             line = f"{each.run.title} {NOT_MEASURED[each.run.state]}: {each.run.reason}"
@@ -177,15 +174,6 @@ def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> No
         console.print(f"no report: {error}", style="yellow", markup=False, soft_wrap=True)
     else:
         console.print(f"Report: {shown(str(page))}", soft_wrap=True)
-
-
-def _pressure(pressure: float, arms: Sequence[Column]) -> str:
-    """What live KV / DRAM was, and whose KV that is; nothing where no arm had DRAM."""
-    runs = (run.run for arm in arms for run in arm.runs.values())
-    whose = next((run.dram.whose for run in runs if run.dram), None)
-    if whose is None:
-        return ""
-    return f"live KV{whose and f' of {whose}'} / DRAM = {pressure:.3g}; "
 
 
 def _arm(name: str) -> ServerArm:

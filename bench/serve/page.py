@@ -10,21 +10,23 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
 from bench.common.arms import is_oracle, is_ours
-from bench.serve import gaps
-from bench.serve.compare import COMPARED_BY_KEY, sameness, shown
-from bench.serve.points import Point, Reported, read
-from bench.serve.results import Loaded
-from bench.serve.stats import MIN_REPEATS, Ratio
+from bench.serve import results
+from bench.serve.arms import DEFAULT
+from bench.serve.compare import PLAIN, Column, Point, place, points_of, ratio, sameness, shown
+from bench.serve.results import Loaded, ResultError
+from bench.serve.stats import MIN_REPEATS
 from bench.serve.summary import BY_KEY
 from continuum_connector.errors import ToldError
 
 BUSY = 2.0  # processes that want to run, per core: more is someone else's work
 MOST_NAMED = 4  # arms in the heading
+VARIED = {"arrivals", "duration_s", "programs"}  # a load may differ from the next in these
 CLOSE = 1.02  # times the best: as good as the best
 NOTHING = "No run got as far as its first answer, so there is nothing to compare yet."
 STATES = {"done": "done", "interrupted": "interrupted", "running": "never ended",
@@ -42,6 +44,49 @@ th, td { text-align: right; padding: .25rem .4rem; border-bottom: 1px solid #888
 th:first-child, td:first-child { text-align: left; } td small { display: block; white-space: nowrap; }
 .ours, .best { font-weight: 700; } .bar { display: flex; height: .7rem; min-width: 9rem; }
 """  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What one page tells of: all runs as they were started, and the points to compare at."""
+
+    runs: list[Loaded]
+    points: list[Point]
+    caution: str = ""  # in HTML, where the runs are no real servers'
+    told: Mapping[str, str] = field(default_factory=dict)  # more of what was run, in HTML
+
+
+def read(folders: Sequence[Path], base: str = "") -> Reported:
+    """Result folders that differ in nothing but their load, loads ascending."""
+    runs = [run for folder in folders for run in _runs(folder)]
+    _same(runs)
+    if len({place(run) for run in runs}) < len(folders):
+        raise ResultError(
+            "two of the folders hold the same load, so their runs would mix; "
+            "compare them with: continuum bench compare FIRST SECOND"
+        )
+    return Reported(runs, points_of(runs, base or PLAIN, DEFAULT))
+
+
+def _runs(folder: Path) -> list[Loaded]:
+    found = results.load(folder)
+    if not found:
+        raise ResultError(
+            f"{folder} holds no run yet: `continuum bench ab` writes one as soon as a server starts"
+        )
+    return found
+
+
+def _same(runs: Sequence[Loaded]) -> None:
+    first = runs[0].run.settings
+    for each in runs:
+        settings = each.run.settings
+        other = [key for key in first if key not in VARIED and settings.get(key) != first[key]]
+        if other:
+            raise ResultError(
+                f"{runs[0].folder} and {each.folder} differ in {', '.join(other)}, not only in "
+                "their load; write a report of each"
+            )
 
 
 def write(folders: Sequence[Path], out: Path | None = None, base: str = "") -> Path:
@@ -103,15 +148,15 @@ def _table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> st
 # --- tables ---------------------------------------------------------------------------------
 def _point(point: Point) -> Iterator[str]:
     """A row per arm; below a figure its ratio to the first arm's, with its interval."""
-    keys = shown(list(point.arms.values()))
+    keys, base = shown(point.columns), point.columns[0]
     by_tier = {arm: [c.figure(key) for key in FOUND] for arm, c in point.arms.items()}
     most = max((sum(found) for found in by_tier.values() if not math.isnan(sum(found))), default=0)
 
     def row(arm: str) -> Iterator[str]:
         column = point.arms[arm]
         yield f"<td>{escape(arm)}<small>{_number(len(column.runs), 'run')}</small></td>"
-        yield from (f"<td>{_cell(point, arm, key)}</td>" for key in keys)
-        same = "-" if arm == point.base else str(sameness(point.arms[point.base], column))
+        yield from (f"<td>{_cell(base, column, key)}</td>" for key in keys)
+        same = "-" if column is base else str(sameness(base, column))
         yield f"<td>{escape(same)}</td>"
         if most:
             yield f"<td>{_bar(by_tier[arm], most)}</td>"
@@ -124,19 +169,11 @@ def _point(point: Point) -> Iterator[str]:
         '<p class="soft">Means over the runs. In small: the ratio to the first arm, programs '
         "compared with themselves, and its 95 % interval.</p>"
     )
-    head, rows = gaps.table({arm: column.runs.values() for arm, column in point.arms.items()})
-    if rows:
-        yield _table(
-            map(escape, head), (("", [f"<td>{escape(c)}</td>" for c in row]) for row in rows)
-        )
 
 
-def _cell(point: Point, arm: str, key: str) -> str:
-    text = escape(BY_KEY[key].show(point.arms[arm].figure(key)))
-    if arm == point.base or key not in COMPARED_BY_KEY:
-        return text
-    ratio: Ratio = point.ratios[arm, key]
-    return text if math.isnan(ratio.value) else f"{text}<small>{ratio}</small>"
+def _cell(base: Column, arm: Column, key: str) -> str:
+    text, told = escape(BY_KEY[key].show(arm.figure(key))), ratio(base, arm, key)
+    return text if told is None or math.isnan(told.value) else f"{text}<small>{told}</small>"
 
 
 def _bar(found: Sequence[float], most: float) -> str:
@@ -249,10 +286,11 @@ def cautions(reported: Reported) -> Iterator[str]:
     if any(run.run.state == "interrupted" for run in runs):
         yield "A run was interrupted: its mean JCT is too low, for the slow programs are missing."
     for point in reported.points:
-        for arm, column in point.arms.items():
-            same = sameness(point.arms[point.base], column)
+        base, *others = point.arms
+        for arm in others:
+            same = sameness(point.arms[base], point.arms[arm])
             if same.same < same.of:
-                yield f"Answers differ from those of {escape(point.base)}: {escape(arm)}, {same}."
+                yield f"Answers differ from those of {escape(base)}: {escape(arm)}, {same}."
 
 
 def _most(runs: Sequence[Loaded], key: str) -> float:

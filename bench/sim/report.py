@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.arms import STOCK, Role
+from bench.serve.compare import Point, points_of
 from bench.serve.metrics import Labels, Metrics
-from bench.serve.page import page_of
-from bench.serve.points import Point, Reported, points_of
+from bench.serve.page import Reported, page_of
 from bench.serve.results import Loaded, Program, Run, Turn
 from bench.serve.summary import PROMPT
 from bench.sim.arms import role_of

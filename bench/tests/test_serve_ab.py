@@ -364,7 +364,8 @@ def test_the_title_says_whose_kv_the_pressure_means(
     run_all({tmp_path / "out": wanted})
     console = cli_ab.Console(file=io.StringIO(), record=True, width=160)
     cli_ab.show(console, results.load(tmp_path / "out"), tmp_path / "out", find_arm("none"))
-    title = "live KV of the 2 largest of 3 programs / DRAM = 2; ratios are to vLLM"
+    title = "2 programs at a time, live KV of the 2 largest of 3 programs / DRAM = 2; "
+    title += "ratios are to vLLM"
     assert title in console.export_text()
 
 

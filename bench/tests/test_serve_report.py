@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from bench.serve import results
 from bench.serve.commands import app
 from bench.serve.page import NOTHING, cautions, page
-from bench.serve.points import read as read_points
+from bench.serve.page import read as read_points
 from bench.serve.record import RunFolder
 from bench.serve.results import ResultError
 from bench.tests.ab_results import FACTORS, cannot_run, experiment, measured, run_of, settings
@@ -118,8 +118,9 @@ def test_folders_that_do_not_belong_together_are_told_apart(tmp_path: Path) -> N
 def test_plain_vllm_is_the_base_whenever_it_ran_unless_another_is_named(tmp_path: Path) -> None:
     measured(tmp_path, run_of("lmcache-mp", 2.0, order=0), 0.8)
     measured(tmp_path, run_of("none", order=1), 1.0)
-    assert [point.base for point in read_points([tmp_path]).points] == ["none"]
-    assert [point.base for point in read_points([tmp_path], "lmcache-mp").points] == ["lmcache-mp"]
+    for base, first in {"": "none", "lmcache-mp": "lmcache-mp"}.items():
+        (point,) = read_points([tmp_path], base).points
+        assert next(iter(point.arms)) == first
 
 
 # --- what is missing ------------------------------------------------------------------------
