@@ -17,7 +17,7 @@ from bench.serve import compare, results
 from bench.serve import page as page_of_results
 from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
-from bench.serve.cli_agents import MOST_DRAWN, ids_of, read_vocab
+from bench.serve.cli_agents import MOST_DRAWN, ids_of
 from bench.serve.load import find_client
 from bench.serve.preview import preview
 from bench.serve.results import Loaded, State
@@ -43,7 +43,6 @@ def experiment(
     dram: str,
     model: Path | None,
     server: ServerOptions,
-    vocab: str = "",
     client: str = "agents",
     **more: Any,
 ) -> Experiment:
@@ -56,22 +55,15 @@ def experiment(
         model=folder,
         pressures=pressures,
         dram_bytes=dram_bytes,
-        vocab=_vocab(vocab, model),
+        vocab=known_ids(model) if model else (FIRST_WORD, LLAMA.vocab),
         server=server,
         client=find_client(client, folder, server.block_size),
         **more,
     )
 
 
-def _vocab(vocab: str, model: Path | None) -> tuple[int, int]:
-    if model is None and not vocab:
-        return FIRST_WORD, LLAMA.vocab
-    tokens = read_vocab(vocab or (known_ids(model) if model else ""), 0)
-    return tokens.low, tokens.high
-
-
-def known_ids(model: Path) -> str:
-    """LOW:HIGH of token ids that the model in this folder knows."""
+def known_ids(model: Path) -> tuple[int, int]:
+    """Which token ids are drawn of those that the model in this folder knows."""
     try:
         size = int(json.loads((model / "config.json").read_text())["vocab_size"])
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):

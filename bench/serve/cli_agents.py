@@ -18,7 +18,6 @@ from continuum_connector.tools.cli.server import Server
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
 
-MOST_IDS = 1 << 31
 MOST_DRAWN = 30_000  # ids above are of no use, and few models have fewer
 
 
@@ -72,19 +71,11 @@ def planned_turns(load: Load) -> int:
     return sum(len(load.plan(number).turns) for number in range(load.most_programs() or 0))
 
 
-def read_vocab(text: str, seed: int) -> Tokens:
-    """Read LOW:HIGH."""
-    low, _, high = text.partition(":")
-    are_counts = low.isdecimal() and high.isdecimal() and len(text) < 22
-    if not (are_counts and int(low) < int(high) < MOST_IDS):
-        raise ToldError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
-    return Tokens(seed, int(low), int(high))
-
-
-def ids_of(vocab_size: int) -> str:
-    """LOW:HIGH of token ids that such a model knows: 1000:30000, less where it has fewer."""
+def ids_of(vocab_size: int) -> tuple[int, int]:
+    """Which token ids are drawn of those that a model knows: 1000 to 30,000, less where it has
+    fewer; the end is not among them."""
     high = min(MOST_DRAWN, vocab_size)
-    return f"{min(1000, high // 2)}:{high}"
+    return min(1000, high // 2), high
 
 
 def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
@@ -107,7 +98,7 @@ def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
     while unknown - known > 1:
         known, unknown = (asked, unknown) if knows(asked) else (known, asked)
         asked = (known + unknown) // 2
-    return read_vocab(ids_of(unknown), seed)
+    return Tokens(seed, *ids_of(unknown))
 
 
 def find_model(url: str, api_key: str, wanted: str) -> str:

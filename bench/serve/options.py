@@ -41,18 +41,9 @@ Seed = Annotated[
 Out = Annotated[
     Path | None, typer.Option(help="Result folder. Default: below runs/, named by the time.")
 ]
-VocabOfModel = Annotated[
-    str,
-    typer.Option(
-        help="Token ids to draw from, LOW:HIGH. Empty: 1000:30000, less where the model knows "
-        "fewer."
-    ),
-]
-Timeout = Annotated[float, typer.Option(min=0.1, max=1e6, help="Seconds for one try.")]
 
 Url = Annotated[str, typer.Argument(help="The server's address, like http://localhost:8000.")]
 ModelName = Annotated[str, typer.Option(help="Which model, if it serves several.")]
-WarmUp = Annotated[int, typer.Option(min=0, max=10**4, help="Requests before anything counts.")]
 Hints = Annotated[bool, typer.Option(help="Say program and last turn in vllm_xargs.")]
 Reset = Annotated[
     bool, typer.Option(help="Empty all caches first, a connector's too (VLLM_SERVER_DEV_MODE=1).")

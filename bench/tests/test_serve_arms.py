@@ -212,14 +212,13 @@ def test_other_server_args_are_taken_as_a_shell_takes_them() -> None:
 @pytest.mark.parametrize(
     ("config", "ids"),
     [
-        ({"vocab_size": 128_256}, "1000:30000"),
-        ({"vocab_size": 2048}, "1000:2048"),
-        ({"vocab_size": 500}, "250:500"),
-        ({}, "1000:30000"),
+        ({"vocab_size": 128_256}, (1000, 30_000)),
+        ({"vocab_size": 500}, (250, 500)),
+        ({}, (1000, 30_000)),
     ],
 )
 def test_only_ids_that_the_model_knows_are_sent(
-    tmp_path: Path, config: dict[str, int], ids: str
+    tmp_path: Path, config: dict[str, int], ids: tuple[int, int]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert cli_ab.known_ids(tmp_path) == ids

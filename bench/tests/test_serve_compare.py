@@ -164,7 +164,7 @@ def test_agents_send_only_ids_that_the_served_model_knows(
 ) -> None:
     with fake_server() as server:
         server.vocab = vocab
-        line = ["agents", server.url, "--workload", "pressure", "--warm-up", "0", "--programs", "1"]
+        line = ["agents", server.url, "--workload", "pressure", "--programs", "1"]
         done = CliRunner().invoke(app, [*line, "--out", str(tmp_path / "a")])
     assert done.exit_code == 0, done.output
     low, high = drawn
@@ -185,7 +185,7 @@ def test_agents_and_compare_from_the_command_line(tmp_path: Path) -> None:
     runner = CliRunner()
     with fake_server() as server:
         for name in "ab":
-            line = ["agents", f"{server.url}/v1", "--workload", "pressure", "--warm-up", "0"]
+            line = ["agents", f"{server.url}/v1", "--workload", "pressure"]
             done = runner.invoke(app, [*line, "--out", str(tmp_path / name)])
             assert done.exit_code == 0, done.output
         again = runner.invoke(app, [*line, "--out", str(tmp_path / "a")])
@@ -201,7 +201,6 @@ def test_agents_and_compare_from_the_command_line(tmp_path: Path) -> None:
     [
         (["--workload", "nothing"], "not known"),
         (["--arrivals", "often"], "poisson:RATE"),
-        (["--vocab", "9"], "LOW:HIGH"),
         ([], "is the server up"),
     ],
 )
