@@ -34,7 +34,6 @@ NOT_MEASURED = {"cannot_run": "cannot run", "died": "died, and is run again by t
 # Here the experiment must know them too: whether contexts fit, how large a chunk may be.
 OWN = {"--max-model-len": "--max-len", "--num-gpu-blocks-override": "--blocks"}
 MOST_BYTES = 2**60
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def experiment(
@@ -73,31 +72,23 @@ def known_ids(model: Path) -> tuple[int, int]:
 
 def read_dram(text: str) -> tuple[tuple[float, ...], int]:
     """Pressures, and a size in bytes (0 if pressures were given)."""
-    number, unit = text[:-3], UNITS.get(text[-3:])
-    pressures: tuple[float, ...] = ()
     try:
-        if unit:
-            if 0 < (size := float(number) * unit) < MOST_BYTES:
-                return (1.0,), int(size)
-        else:
-            pressures = tuple(float(each) for each in text.split(","))
+        pressures = tuple(float(each) for each in text.split(","))
     except ValueError:
-        pressures = ()
-    if not pressures or not all(1e-6 < each < 1e6 for each in pressures):
-        raise ToldError(
-            f"--dram {text}: write live KV / DRAM, like 2 or 0.5,1,2,4, or a size, like 64GiB"
-        )
+        return (1.0,), read_size("--dram", text, "live KV / DRAM, like 2 or 0.5,1,2,4, or ")
+    if not all(1e-6 < each < 1e6 for each in pressures):
+        raise ToldError(f"--dram {text}: live KV / DRAM is more than 0, like 2 or 0.5,1,2,4")
     return pressures, 0
 
 
-def read_disk(text: str) -> int:
-    """Bytes; ToldError if that is no size."""
+def read_size(option: str, text: str, or_else: str = "") -> int:
+    """Bytes; ToldError if that is no size. `or_else`: what may be written there, too."""
     try:
         size = parse_bytes(text)
     except ValueError:
         size = 0
     if not 0 < size < MOST_BYTES:
-        raise ToldError(f"--disk {text}: write a size, like 4GiB")
+        raise ToldError(f"{option} {text}: write {or_else}a size, like 64GiB")
     return size
 
 

@@ -143,7 +143,7 @@ def ab(
         shims=shims,
         rivals=rivals or FOLDER,
         disk=disk_path or DISK,
-        disk_bytes=cli_ab.read_disk(disk),
+        disk_bytes=cli_ab.read_size("--disk", disk),
     )
     loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
     _end((cli_ab.dry_run if dry_run else cli_ab.run)(loads))
@@ -172,7 +172,7 @@ def report(folders: o.Results, out: o.Page = None) -> None:
     """Write one HTML file about a result folder, in tables.
 
     `bench ab` does it by itself at its end. Several folders that differ in nothing but their
-    load become one page, with JCT against load. The file needs nothing else, and follows the
+    load become one page, with the JCT at each load. The file needs nothing else, and follows the
     reader's light or dark.
 
     \b

@@ -1,15 +1,13 @@
 """The page: result folders as one HTML file that needs nothing else: no script, font or picture.
 
 What was run, what stands against believing it, then a table per point; of several points one of
-mean JCT and one of tokens computed, and lines where only the load differs. Numbers are those of
-summary.py and compare.py.
+mean JCT and one of tokens computed. Numbers are those of summary.py and compare.py.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -187,29 +185,13 @@ def _bar(found: Sequence[float], most: float) -> str:
 
 
 def _all_points(points: Sequence[Point], arms: Sequence[str]) -> Iterator[str]:
-    """What only several points can tell: figures side by side, and lines along the load."""
+    """What only several points can tell: figures side by side."""
     if len(points) < 2:
         return
     yield "<h2>All points</h2>"
     for key, name in OVERVIEW.items():
         yield f'<h3>{name}</h3><p class="soft">Bold: within 2 % of the best that can be had.</p>'
         yield _table(("", *map(escape, arms)), (("", _row(point, arms, key)) for point in points))
-    for here in _levels(points):
-        yield f"<h3>Mean JCT against load <small>{escape(here[0].scene)}</small></h3>"
-        yield _lines(here, arms)
-
-
-def _levels(points: Sequence[Point]) -> list[list[Point]]:
-    """Points that differ in load, by the place of their pressure among those of their load: DRAM
-    of one size is under another pressure at each. Those with two loads or more."""
-    found: dict[tuple[str, int], list[Point]] = {}
-    of_load = Counter[tuple[str, str]]()
-    for point in points:
-        place = of_load[point.scene, point.arrivals]
-        of_load[point.scene, point.arrivals] += 1
-        if point.load is not None:
-            found.setdefault((point.scene, place), []).append(point)
-    return [here for here in found.values() if len(here) > 1]
 
 
 def _row(point: Point, arms: Sequence[str], key: str) -> Iterator[str]:
@@ -220,46 +202,6 @@ def _row(point: Point, arms: Sequence[str], key: str) -> Iterator[str]:
     for arm in arms:
         kind = "best" if fair.get(arm, math.nan) <= CLOSE * best else ""
         yield f'<td class="{kind}">{escape(BY_KEY[key].show(values.get(arm, math.nan)))}</td>'
-
-
-def _lines(points: Sequence[Point], arms: Sequence[str]) -> str:
-    """Seconds on a logarithmic scale, a line per arm, named at its end."""
-    told = {
-        arm: [(p.load or 0.0, p.arms[arm].figure("jct_mean_s")) for p in points if arm in p.arms]
-        for arm in arms
-    }
-    known = {a: [(x, y) for x, y in each if y > 0] for a, each in told.items()}
-    ys = [y for each in known.values() for _, y in each]
-    low, high = math.log(min(ys, default=1.0)), math.log(max(ys, default=1.0) * 1.01)
-    first, last = points[0].load or 0.0, points[-1].load or 0.0
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        along = (x - first) / (last - first or 1.0)
-        return 60 + 620 * along, 250 - 230 * (math.log(y) - low) / (high - low)
-
-    drawn, names = [], list[tuple[float, str, str]]()
-    for number, (arm, each) in enumerate((a, e) for a, e in known.items() if e):
-        colour = "#d1480f" if is_ours(arm) else f"hsl({(200 + 67 * number) % 360} 45% 50%)"
-        dots = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*one) for one in each))
-        width = 3 if is_ours(arm) else 1.5
-        drawn.append(
-            f'<polyline points="{dots}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
-        )
-        names.append((at(*each[-1])[1], arm, colour))
-    lowest = 0.0
-    for y, arm, colour in sorted(names):  # apart, so that each can be read
-        lowest = max(y, lowest + 13)
-        drawn.append(f'<text x="690" y="{lowest:.1f}" fill="{colour}">{escape(arm)}</text>')
-    drawn += [f'<text x="{at(p.load or 0, 1)[0]:.1f}" y="272">{p.load:g}</text>' for p in points]
-    ends = (math.exp(low), math.exp(high))
-    drawn += [f'<text x="0" y="{at(0, y)[1]:.1f}">{y:.3g} s</text>' for y in ends]
-    kind = points[0].arrivals.partition(":")[0]
-    unit = "programs that arrive per second" if kind == "poisson" else "programs at a time"
-    drawn.append(f'<text x="250" y="292">{unit}</text>')
-    return (
-        '<svg viewBox="0 0 900 300" width="900" font-size="12" fill="currentColor">'
-        f"{''.join(drawn)}</svg>"
-    )
 
 
 # --- what it cannot tell --------------------------------------------------------------------

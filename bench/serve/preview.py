@@ -19,6 +19,7 @@ from bench.serve.kept import Prepared
 from bench.serve.live import longest_context
 from bench.serve.router import Router
 from bench.serve.server import free_port
+from continuum_connector.memory import size
 
 
 def preview(loads: Mapping[Path, Experiment]) -> Iterator[str]:
@@ -51,8 +52,8 @@ def _load(experiment: Experiment) -> Iterator[str]:
         yield f"Client: {', '.join(client.values())}"
     for dram in experiment.drams():
         yield (
-            f"DRAM: {_size(dram.bytes)} for every arm that uses it; live KV of {dram.whose}: "
-            f"{_size(dram.live_bytes)}; live KV / DRAM = {dram.pressure:.3g}"
+            f"DRAM: {size(dram.bytes)} for every arm that uses it; live KV of {dram.whose}: "
+            f"{size(dram.live_bytes)}; live KV / DRAM = {dram.pressure:.3g}"
         )
 
 
@@ -75,7 +76,7 @@ def _try(experiment: Experiment, cell: Cell) -> Prepared | CannotRunError:
 
 
 def _arm(experiment: Experiment, cell: Cell, prepared: Prepared | CannotRunError) -> Iterator[str]:
-    dram = f" with {_size(cell.dram.bytes)} of DRAM" if cell.dram else ""
+    dram = f" with {size(cell.dram.bytes)} of DRAM" if cell.dram else ""
     yield ""
     if isinstance(prepared, CannotRunError):
         yield f"# {cell.arm.name} cannot run: {prepared}"
@@ -96,8 +97,3 @@ def _assigned(environment: Mapping[str, str], base: Mapping[str, str]) -> str:
     """What differs from `base`; nothing is ever taken away."""
     own = {name: text for name, text in sorted(environment.items()) if base.get(name) != text}
     return " ".join(f"{name}={shlex.quote(text)}" for name, text in own.items())
-
-
-def _size(num_bytes: int) -> str:
-    small = num_bytes < 2**30
-    return f"{num_bytes / (2**20 if small else 2**30):.3g} {'MiB' if small else 'GiB'}"

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from bench.common.arms import is_ours
 from bench.serve import cli_ab, rivals, router
 from bench.serve.arms import ARMS, CannotRunError, Place, ServerArm, Setup, find_arm
-from bench.serve.cli_ab import read_dram, read_server_args
+from bench.serve.cli_ab import read_dram, read_server_args, read_size
 from bench.serve.commands import app
 from bench.serve.rivals import LmcacheServer
 from bench.serve.server import ServerError, end_group
@@ -128,13 +128,6 @@ def test_each_arm_with_a_disk_gets_a_folder_of_its_own_on_it(tmp_path: Path) -> 
     assert setup_of("continuum", tmp_path).disk is None
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1GiB", "much", "2000000TiB"])
-def test_a_disk_is_a_size(text: str) -> None:
-    assert cli_ab.read_disk("4GiB") == 2**32
-    with pytest.raises(ToldError, match=r"--disk .*: write a size, like 4GiB"):
-        cli_ab.read_disk(text)
-
-
 def test_blocks_that_do_not_divide_a_chunk_are_refused() -> None:
     with pytest.raises(CannotRunError, match="no multiple of --block-size 96"):
         Place(1, 96, on_cpu=True, rivals=Path()).chunk()
@@ -178,10 +171,12 @@ def test_dram_is_a_pressure_or_a_size(text: str, means: Any) -> None:
     assert read_dram(text) == means
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "much", "64GB", "1,x"])
-def test_other_drams_are_refused(text: str) -> None:
+@pytest.mark.parametrize("text", ["", "0", "-1", "-1GiB", "much", "1,x", "2000000TiB"])
+def test_other_drams_and_disks_are_refused(text: str) -> None:
     with pytest.raises(ToldError, match="--dram"):
         read_dram(text)
+    with pytest.raises(ToldError, match=r"--disk .*: write a size, like 64GiB"):
+        read_size("--disk", text)
 
 
 @pytest.mark.parametrize(

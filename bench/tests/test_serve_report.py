@@ -93,16 +93,15 @@ def test_few_repeats_and_a_cpu_are_warned_of(tmp_path: Path) -> None:
     assert "Fewer than 5 repeats: " not in warned(cpu)
 
 
-def test_folders_of_several_loads_make_one_page_with_jct_against_load(tmp_path: Path) -> None:
+def test_folders_of_several_loads_make_one_page_loads_ascending(tmp_path: Path) -> None:
     folders = [
         experiment(tmp_path / rate, (int(rate) / 8,), 1, settings=settings(f"poisson:{rate}"))
         for rate in ("6", "1", "3")  # the same DRAM is under another pressure at each
     ]
-    made = page(folders)
-    said = seen(made)
-    assert "Mean JCT against load" in said
-    assert made.count("<polyline") == len(FACTORS)
-    assert "programs that arrive per second" in said
+    said = seen(page(folders))
+    places = [said.index(f" {rate} program") for rate in (1, 3, 6)]
+    assert said.index("Mean JCT") < places[0]
+    assert places == sorted(places)
     assert [point.load for point in read_points(folders).points] == [1.0, 3.0, 6.0]
 
 
