@@ -16,7 +16,7 @@ import pytest
 
 from bench.common.plans import Added
 from bench.serve import cli_ab, compare, kept, results, router, session
-from bench.serve.ab import EXPERIMENT, Experiment, cells, check_folder, run_all
+from bench.serve.ab import Experiment, cells, check_folder, run_all
 from bench.serve.aiperf import Aiperf
 from bench.serve.api import Patience
 from bench.serve.arms import ServerArm, Setup, find_arm
@@ -217,6 +217,9 @@ def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Pat
     ]
     assert (tmp_path / "out/runs/01-none/turns.jsonl").read_bytes() == before
     assert len(results.load_run(half).turns) == 6
+    run_all({tmp_path / "out": experiment(model, "none", repeats=2)})
+    runs = [each.run for each in results.load(tmp_path / "out")]
+    assert [(run.name, run.order) for run in runs[1:]] == [("01-none-priority", 1), ("02-none", 2)]
 
 
 def rates(wanted: Experiment, out: Path) -> dict[Path, Experiment]:
@@ -264,16 +267,6 @@ def as_stock(arm: ServerArm) -> ServerArm:
     return replace(arm, setup=lambda place: Setup())
 
 
-def test_arms_that_come_later_are_compared_with_the_same_base(
-    api: FakeApi, model: Path, tmp_path: Path
-) -> None:
-    run_all({tmp_path / "out": experiment(model, "none-priority")})
-    run_all({tmp_path / "out": experiment(model, "none")})
-    runs = results.load(tmp_path / "out")
-    assert [(run.run.arm, run.run.order) for run in runs] == [("none-priority", 0), ("none", 1)]
-    assert [column.key[0] for column in compare.columns(runs, "none")] == ["none", "none-priority"]
-
-
 def test_another_experiment_is_refused_in_the_same_folder(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
@@ -283,6 +276,8 @@ def test_another_experiment_is_refused_in_the_same_folder(
     other = replace(experiment(model, "none").server, eager=False, max_num_seqs=7)
     with pytest.raises(ResultError, match=r"\(seqs, eager differ\)"):
         run_all({tmp_path / "out": experiment(model, "none", server=other)})
+    with pytest.raises(ResultError, match=r"\(client differ\)"):
+        check_folder(asked_by_aiperf(model), tmp_path / "out")
 
 
 def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
@@ -388,15 +383,6 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
         assert (run.run.state, len(run.turns)) == ("interrupted", 2)
         assert run_all({tmp_path / "out": wanted}) == "done"
     assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
-
-
-def test_a_folder_of_one_client_takes_no_runs_of_another(model: Path, tmp_path: Path) -> None:
-    ours, theirs = experiment(model, "none"), asked_by_aiperf(model)
-    for first, other in ((ours, theirs), (theirs, ours)):
-        (tmp_path / EXPERIMENT).write_text(json.dumps(first.settings()))
-        check_folder(first, tmp_path)
-        with pytest.raises(ResultError, match=r"another experiment \(client differ\)"):
-            check_folder(other, tmp_path)
 
 
 def test_a_load_that_the_client_cannot_play_is_told_before_anything_starts(model: Path) -> None:

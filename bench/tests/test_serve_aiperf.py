@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.common.plans import Added, ProgramPlan, Streams, Talk, grown
-from bench.serve.aiperf import Aiperf, blocks, trace, write_traces
+from bench.serve.aiperf import Aiperf, blocks, trace
 from bench.serve.api import Api, ApiError, Patience
 from bench.serve.arrivals import Arrivals
 from bench.serve.load import ClientError, Load
@@ -179,17 +179,3 @@ def test_what_was_said_before_a_cut_is_common_and_what_comes_after_it_is_new() -
     first, second = trace(ProgramPlan("p", talk.turns()), 32)["requests"]
     assert first["hash_ids"] == [0, 1, 2]
     assert second["hash_ids"] == [0, 3, 4]  # the second block is cut within
-
-
-def test_text_that_all_programs_begin_with_counts_within_one_file_only() -> None:
-    shared = [grown(name, [Added(64, 4)], shared=32) for name in "ab"]
-    assert [trace(plan, 32)["requests"][0]["hash_ids"] for plan in shared] == [[0, 1]] * 2
-
-
-def test_there_is_a_file_per_program(tmp_path: Path) -> None:
-    write_traces([GROWING, GROWING], tmp_path / "traces", 16)
-    assert [path.name for path in sorted((tmp_path / "traces").iterdir())] == [
-        "00001.json",
-        "00002.json",
-    ]
-    assert json.loads((tmp_path / "traces/00002.json").read_text())["id"] == "p"

@@ -102,14 +102,6 @@ def test_the_interval_of_five_repeats_holds_the_true_ratio_as_often_as_it_says()
     assert 0.90 <= hits / 1000 <= 0.99
 
 
-def test_repeats_that_disagree_make_the_interval_wide_however_many_programs_each_has() -> None:
-    base = samples(*[1.0] * 50) * 6
-    other = [*samples(*[1.0] * 50), *samples(*[4.0] * 50)] * 3
-    ratio = stats.paired_ratio(base, other, mean)
-    assert ratio.value == pytest.approx(2.0)
-    assert ratio.low < 1 < 4 < ratio.high
-
-
 def test_few_repeats_have_a_ratio_and_no_interval() -> None:
     ratio = stats.paired_ratio(samples(1, 5) * 4, samples(2, 10) * 4, mean)
     assert str(ratio) == "2.00x"
@@ -157,7 +149,7 @@ def test_arms_are_compared_and_their_answers_checked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("vocab", "drawn"),
-    [(2048, (1000, 2048)), (29_999, (1000, 29_999)), (128_256, (1000, 30_000)), (9, (4, 9))],
+    [(29_999, (1000, 29_999)), (128_256, (1000, 30_000)), (9, (4, 9))],
 )
 def test_agents_send_only_ids_that_the_served_model_knows(
     tmp_path: Path, vocab: int, drawn: tuple[int, int]

@@ -12,7 +12,7 @@ from bench.serve.live import Live, live
 from bench.serve.load import Load
 from bench.serve.programs import Defaults, Source
 from bench.serve.token_ids import Tokens
-from bench.serve.workloads import PRESSURE, SWEEP
+from bench.serve.workloads import PRESSURE
 
 TURNS = Defaults("turns")
 
@@ -64,14 +64,6 @@ def test_in_an_open_loop_those_are_alive_that_overlap(
     assert found.tokens == tokens
     if tokens != 300:
         assert found.whose == f"the {programs} of 3 programs that overlap by arrival and pauses"
-
-
-def test_the_sweep_has_a_few_of_its_programs_alive_not_all() -> None:
-    found = live(load("poisson:3", 0, SWEEP))
-    assert found is not None
-    num_alive = found.tokens // (13193 + 20)
-    assert 10 < num_alive < 30  # 3 a second, 3.5 s of tools each; 133 in all
-    assert found.whose == f"the {num_alive} of 133 programs that overlap by arrival and pauses"
 
 
 def test_nobody_knows_where_only_time_ends_a_closed_loop() -> None:

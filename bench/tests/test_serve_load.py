@@ -110,20 +110,15 @@ def test_an_answer_that_breaks_off_is_asked_for_again_and_not_mixed_up(
     assert len(run.turns[0].answer) == 4
 
 
-def test_a_program_ends_at_its_first_failed_turn(tmp_path: Path) -> None:
-    with fake_server(refuse(Counter(), Trouble(status=500), most=3)) as server:
+@pytest.mark.parametrize(("status", "tries"), [(500, 3), (400, 1)])  # which will not pass
+def test_a_program_ends_at_its_first_failed_turn(tmp_path: Path, status: int, tries: int) -> None:
+    with fake_server(refuse(Counter(), Trouble(status=status), most=3)) as server:
         run = run_load(server, tmp_path, programs=2)
-    assert [turn.tries for turn in run.turns] == [3, 3]
-    assert all(turn.error.startswith("HTTP 500") for turn in run.turns)
-    assert [(p.turns, p.error[:8]) for p in run.programs] == [(0, "HTTP 500")] * 2
+    assert [turn.tries for turn in run.turns] == [tries] * 2
+    assert all(turn.error.startswith(f"HTTP {status}") for turn in run.turns)
+    assert [(p.turns, p.error[:8]) for p in run.programs] == [(0, f"HTTP {status}")] * 2
     assert run.finished == []
     assert run.run.reason == "2 turns failed"
-
-
-def test_a_refusal_that_will_not_pass_is_not_tried_again(tmp_path: Path) -> None:
-    with fake_server(refuse(Counter(), Trouble(status=400), most=9)) as server:
-        run = run_load(server, tmp_path, programs=1)
-    assert [turn.tries for turn in run.turns] == [1]
 
 
 def test_timeouts_are_told(tmp_path: Path) -> None:

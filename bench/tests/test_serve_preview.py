@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench.common.plans import Added
 from bench.serve import package, results, rivals, router
 from bench.serve.ab import Experiment, run_all
-from bench.serve.arms import CannotRunError, Place, ServerArm, Setup, find_arm
+from bench.serve.arms import CannotRunError, Place, ServerArm, Setup
 from bench.serve.preview import preview
-from bench.serve.programs import Defaults, Uniform
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
 from bench.tests.fake_server import fake_server
-from bench.tests.test_serve_ab import KV_BYTES, model, use  # a fixture
+from bench.tests.test_serve_ab import KV_BYTES, SMALL, experiment, model, use
 from bench.tests.test_serve_arms import install
 
-__all__ = ["model"]
-TURNS = (Added(60, 4), Added(40, 4, gap_s=2.0))
-SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=3))
-
-
-def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
-    return Experiment(tuple(map(find_arm, arms)), SMALL, model, **fields)
+__all__ = ["model"]  # a fixture
 
 
 def shown(wanted: Experiment, out: Path) -> str:
@@ -134,7 +125,4 @@ def test_it_refuses_what_the_run_would_refuse(model: Path, tmp_path: Path) -> No
         with pytest.raises(ResultError, match=r"has 108 tokens .* takes 107; give --max-len 108"):
             begin()
     assert not (tmp_path / "out").exists()
-
-
-def test_a_context_that_just_fits_is_taken(model: Path) -> None:
     experiment(model, "none", server=ServerOptions(max_model_len=108)).check_length()

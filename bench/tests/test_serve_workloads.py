@@ -98,12 +98,6 @@ def test_an_own_workload_may_spell_its_turns_out(tmp_path: Path) -> None:
     assert plan.turns[1].gap_s == 1.5
 
 
-def test_the_long_prompts_are_what_their_file_says() -> None:
-    found = own.read(Path(own.__file__).with_name("long_prompts.toml"))
-    assert prompts(found.program(0, 1)) == [1500, 2012, 2524, 3036]
-    assert found.defaults.programs == 4
-
-
 def test_the_crowd_is_agents_and_every_fourth_a_question() -> None:
     found = own.read(Path(own.__file__).with_name("crowd.toml"))
     plans = [found.program(number, 1) for number in range(8)]
