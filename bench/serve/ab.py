@@ -55,7 +55,6 @@ class Experiment:
     duration_s: float = 0.0  # 0: the workload's
     programs: int = 0  # 0: the workload's
     dram_bytes: int = 0  # if not 0: what there is, whatever the pressure
-    vocab: tuple[int, int] = (1000, 30_000)
     server: ServerOptions = field(default_factory=ServerOptions)
     shims: Path | None = None
     rivals: Path = FOLDER
@@ -74,7 +73,7 @@ class Experiment:
         return Load(
             workload=self.workload,
             arrivals=read_arrivals(text, seed, duration_s, programs),
-            tokens=Tokens(seed, *self.vocab),
+            tokens=Tokens(seed),
             model=SERVED_NAME,
             duration_s=duration_s,
             programs=programs,
@@ -114,7 +113,6 @@ class Experiment:
             "duration_s": load.duration_s,
             "programs": load.programs,
             "seed": self.seed,
-            "vocab": f"{self.vocab[0]}:{self.vocab[1]}",
             "model": self.model.name,
             "blocks": self.server.num_blocks,
             "block_size": self.server.block_size,

@@ -1,17 +1,6 @@
 """The ways to serve that are compared: what each needs, and how its server is started.
 
-    none                  vLLM as it is
-    none-priority         the same with `--scheduling-policy priority`, programs in their order
-    continuum:POLICY      ContinuumConnector; `continuum` is its default policy
-    lmcache-mp[-lazy]     LMCacheMPConnector, stores at once or before eviction
-    lmcache-v1            LMCacheConnectorV1, in the engine's process
-    simple[-lazy]         vLLM's SimpleCPUOffloadConnector, likewise
-    offloading-lru, -arc  vLLM's OffloadingConnector
-    continuum-disk:POLICY, lmcache-mp-disk, offloading-fs
-                          three of them with a disk below DRAM, as large for each of them
-    OURS+KEY=VALUE        one of ours with a config key of its own: continuum+gate_wait_s=30
-    router+ARM            any of them behind vLLM's router, which admits programs into its VRAM
-    router:TOKENS+ARM     the same with another capacity
+README.md has the table of them.
 
 LMCache comes from a folder of its own (`python -m bench.serve.rivals`), so that its pinned
 dependencies do not touch vLLM's. `lmcache-v1`, `simple` and `offloading` copy with CUDA: on a CPU

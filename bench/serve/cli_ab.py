@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
@@ -17,13 +16,11 @@ from bench.serve import compare, results
 from bench.serve import page as page_of_results
 from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
-from bench.serve.cli_agents import MOST_DRAWN, ids_of
 from bench.serve.load import find_client
 from bench.serve.preview import preview
 from bench.serve.results import Loaded, State
 from bench.serve.server import ServerOptions
-from bench.serve.tiny_model import LLAMA, make_model
-from bench.serve.tokenizer import FIRST_WORD
+from bench.serve.tiny_model import make_model
 from continuum_connector.config import POLICIES
 from continuum_connector.errors import ConfigError, ToldError
 from continuum_connector.memory import parse_bytes
@@ -54,20 +51,10 @@ def experiment(
         model=folder,
         pressures=pressures,
         dram_bytes=dram_bytes,
-        vocab=known_ids(model) if model else (FIRST_WORD, LLAMA.vocab),
         server=server,
         client=find_client(client, folder, server.block_size),
         **more,
     )
-
-
-def known_ids(model: Path) -> tuple[int, int]:
-    """Which token ids are drawn of those that the model in this folder knows."""
-    try:
-        size = int(json.loads((model / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        size = MOST_DRAWN
-    return ids_of(size)
 
 
 def read_dram(text: str) -> tuple[tuple[float, ...], int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,10 @@ from bench.serve.load import Load
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run, State, Turn
 from bench.serve.session import Manner, measure
-from bench.serve.token_ids import Tokens
 from continuum_connector.errors import ToldError
 from continuum_connector.tools.cli.server import Server
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
-
-MOST_DRAWN = 30_000  # ids above are of no use, and few models have fewer
 
 
 def run(url: str, load: Load, manner: Manner, out: Path) -> State:
@@ -61,7 +57,6 @@ def settings_of(load: Load) -> dict[str, Any]:
         "arrivals": load.arrivals.text,
         "duration_s": load.duration_s,
         "programs": load.programs,
-        "vocab": f"{load.tokens.low}:{load.tokens.high}",
         "hints": load.hints,
     }
 
@@ -69,36 +64,6 @@ def settings_of(load: Load) -> dict[str, Any]:
 def planned_turns(load: Load) -> int:
     """Of all programs; 0 if only time ends them."""
     return sum(len(load.plan(number).turns) for number in range(load.most_programs() or 0))
-
-
-def ids_of(vocab_size: int) -> tuple[int, int]:
-    """Which token ids are drawn of those that a model knows: 1000 to 30,000, less where it has
-    fewer; the end is not among them."""
-    high = min(MOST_DRAWN, vocab_size)
-    return min(1000, high // 2), high
-
-
-def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
-    """Token ids that the served model knows: the server is asked with prompts of one token, because
-    it does not say how many there are."""
-    one = {"model": model, "max_tokens": 1, "temperature": 0}
-    server = Server(url, api_key)
-
-    def knows(token: int) -> bool:
-        try:
-            server.ask("POST", "/v1/completions", json.dumps(one | {"prompt": [token]}))
-        except ToldError as error:
-            if token and "out of vocabulary" in str(error):
-                return False
-            raise
-        return True
-
-    known, unknown = -1, MOST_DRAWN
-    asked = MOST_DRAWN - 1  # most models know it
-    while unknown - known > 1:
-        known, unknown = (asked, unknown) if knows(asked) else (known, asked)
-        asked = (known + unknown) // 2
-    return Tokens(seed, *ids_of(unknown))
 
 
 def find_model(url: str, api_key: str, wanted: str) -> str:

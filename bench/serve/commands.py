@@ -63,6 +63,7 @@ def agents(
     from bench.serve.arrivals import read_arrivals
     from bench.serve.load import Load
     from bench.serve.session import Manner
+    from bench.serve.token_ids import Tokens
     from bench.serve.workloads import find_workload
 
     chosen = find_workload(workload)
@@ -70,8 +71,7 @@ def agents(
     most = programs or chosen.defaults.programs
     times = read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most)
     name = cli_agents.find_model(url, api_key, model)
-    tokens = cli_agents.known_ids(url, api_key, name, seed)
-    load = Load(chosen, times, tokens, name, seconds, most, hints)
+    load = Load(chosen, times, Tokens(seed), name, seconds, most, hints)
     manner = Manner(reset=reset, api_key=api_key)
     _end(cli_agents.run(url, load, manner, out or _folder("agents")))
 

@@ -246,7 +246,7 @@ async def warm_up(api: Api, load: Load, programs: int) -> None:
     Raises ApiError if one fails: the reason is then the same for all that would follow.
     A server's first requests pay for imports and compilation, and nobody's JCT should.
     """
-    tokens = Tokens(load.tokens.seed + WARM_UP_SEED, load.tokens.low, load.tokens.high)
+    tokens = Tokens(load.tokens.seed + WARM_UP_SEED)
 
     async def one(number: int) -> None:
         plan = load.workload.program(number, tokens.seed)

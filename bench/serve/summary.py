@@ -83,10 +83,6 @@ def _turns(field: str) -> Callable[[Loaded], Sampled]:
     return sample
 
 
-def _p50(values: Sequence[float]) -> float:
-    return quantile(values, 0.5)
-
-
 def _p95(values: Sequence[float]) -> float:
     return quantile(values, 0.95)
 
@@ -133,16 +129,8 @@ def _told(name: str) -> Callable[[Loaded], float]:
     return lambda run: run.run.told.get(name, math.nan)
 
 
-def _metric(name: str) -> Callable[[Loaded], float]:
-    return lambda run: total(run.added, name) if run.added else math.nan
-
-
 def _found_pct(run: Loaded) -> float:
     return 100 * _cached_pct(run) / run.run.told.get("theory_pct", math.nan)
-
-
-def _timeouts(run: Loaded) -> int:
-    return sum(failure.startswith("timeout") for turn in run.turns for failure in turn.failures)
 
 
 def _late(run: Loaded) -> float:
@@ -153,7 +141,6 @@ def _late(run: Loaded) -> float:
 COMPUTED = _source("local_compute")
 FIGURES = (
     _compared("jct_mean_s", "JCT mean", _jct),
-    _compared("jct_p50_s", "JCT P50", _jct, _p50),
     _compared("jct_p95_s", "JCT P95", _jct, _p95, MIN_PROGRAMS_P95),
     _compared("jct_p99_s", "JCT P99", _jct, _p99, MIN_PROGRAMS_P99),
     _compared("ttft_mean_s", "TTFT mean", _turns("ttft_s")),
@@ -180,12 +167,10 @@ FIGURES = (
     Figure("hit_vram_tokens", "  server: hit in VRAM", _source("local_cache_hit")),
     Figure("hit_dram_tokens", "  server: hit in DRAM", _source("external_kv_transfer")),
     Figure("saved_tokens", "  server: saved by both", _saved),
-    Figure("preemptions", "preemptions", _metric("vllm:num_preemptions_total")),
     Figure("programs", "programs done", lambda r: len(r.finished)),
     Figure("failed_programs", "programs failed", lambda r: len(r.programs) - len(r.finished)),
     Figure("failed_turns", "turns failed", lambda r: sum(bool(t.error) for t in r.turns)),
     Figure("retries", "retries", lambda r: sum(max(t.tries - 1, 0) for t in r.turns)),
-    Figure("timeouts", "timeouts", _timeouts),
     Figure("wall_s", "wall", lambda r: r.run.wall_s, "s"),
     Figure("late_s", "client late, most", _late, "s"),
 )

@@ -22,7 +22,7 @@ from bench.serve.summary import BY_KEY
 from bench.serve.token_ids import Tokens
 
 SMALL = Uniform("small", "p", (Added(70, 4), Added(40, 4, 1.0)), 0, Defaults("closed:2"))
-LOAD = Load(SMALL, Arrivals("closed:2", at_once=2), Tokens(42, 1000, 2000), "tiny", programs=2)
+LOAD = Load(SMALL, Arrivals("closed:2", at_once=2), Tokens(42), "tiny", programs=2)
 S = 1_000_000_000
 
 

@@ -181,21 +181,6 @@ def test_what_decides_whether_contexts_fit_is_not_said_to_the_server_alone(
     assert read_server_args("--load-format x 'a b'") == ["--load-format", "x", "a b"]
 
 
-@pytest.mark.parametrize(
-    ("config", "ids"),
-    [
-        ({"vocab_size": 128_256}, (1000, 30_000)),
-        ({"vocab_size": 500}, (250, 500)),
-        ({}, (1000, 30_000)),
-    ],
-)
-def test_only_ids_that_the_model_knows_are_sent(
-    tmp_path: Path, config: dict[str, int], ids: tuple[int, int]
-) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert cli_ab.known_ids(tmp_path) == ids
-
-
 def test_one_of_ours_may_have_keys_of_its_own(tmp_path: Path) -> None:
     arm = find_arm("continuum-disk+gate_wait_s=inf+ttl_s=3")
     assert arm.name == "continuum-disk:adaptive+gate_wait_s=inf+ttl_s=3"
