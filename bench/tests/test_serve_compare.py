@@ -176,18 +176,6 @@ def test_a_wrong_wish_is_told_in_one_sentence(arguments: list[str], says: str) -
     assert says in " ".join(done.output.split())
 
 
-def test_no_results_in_a_folder_is_told(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["compare", str(tmp_path), str(tmp_path)])
-    assert done.exit_code == 1
-    assert "holds no results" in " ".join(done.output.split())
-
-
-def test_continuum_bench_hands_over() -> None:
-    done = CliRunner().invoke(continuum, ["bench", "agents", "--help"])
-    assert done.exit_code == 0
-    assert "--arrivals" in done.output
-
-
 def test_in_a_wheel_the_benchmarks_lie_inside_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

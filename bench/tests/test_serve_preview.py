@@ -14,7 +14,7 @@ from bench.serve.preview import preview
 from bench.serve.results import ResultError, Run
 from bench.serve.server import ServerOptions
 from bench.tests.fake_server import fake_server
-from bench.tests.test_serve_ab import KV_BYTES, SMALL, experiment, model, use
+from bench.tests.test_serve_ab import SMALL, experiment, model, use
 from bench.tests.test_serve_arms import install
 
 __all__ = ["model"]  # a fixture
@@ -40,19 +40,6 @@ def test_it_shows_the_command_that_the_runner_then_starts(
     line = shlex.split(part(told, "none-priority").splitlines()[-1])
     port = line.index("--port") + 1
     assert [*line[:port], "1", *line[port + 1 :]] == run.run.command
-
-
-def test_each_pressure_is_shown_and_an_arm_that_cannot_run_is_not_counted(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(package, "on_cpu", lambda: True)
-    arms = ("none", "continuum", "simple")
-    told = shown(experiment(model, *arms, pressures=(1.0, 4.0), repeats=2), tmp_path / "out")
-    assert "Runs: 6, 0 of them done" in told
-    live = 3 * (60 + 4 + 40 + 4) * KV_BYTES
-    assert f'"dram_bytes": {live}' in told
-    assert f'"dram_bytes": {live // 4}' in told
-    assert "simple cannot run: SimpleCPUOffloadConnector copies with CUDA" in told
 
 
 @pytest.mark.parametrize("pressures", [(1.0, 4.0), (4.0, 1.0)])
