@@ -88,9 +88,9 @@ class Experiment:
             raise ResultError(
                 "how much KV is alive is not known without a number of programs; give --programs"
             )
-        size = found.tokens * kv_bytes_per_token(self.model, self.server.dtype)
+        size = found * kv_bytes_per_token(self.model, self.server.dtype)
         wanted = [self.dram_bytes or int(size / each) for each in self.pressures]
-        return [Dram(bytes=each, live_bytes=size, whose=found.whose) for each in wanted]
+        return [Dram(bytes=each, live_bytes=size) for each in wanted]
 
     def check_length(self) -> None:
         """ResultError if contexts of this load do not fit: their programs would fail half-way."""
@@ -269,7 +269,7 @@ def prepare(experiment: Experiment, cell: Cell) -> Prepared:
         args=(*experiment.server.args, *setup.args),
         env={**experiment.server.env, **setup.env},
     )
-    return Prepared(options, setup.side, setup.disk, setup.front)
+    return options, setup
 
 
 def _run(task: Task, kept: Kept) -> Run:
@@ -305,7 +305,7 @@ def _run(task: Task, kept: Kept) -> Run:
 def _serve(
     experiment: Experiment, prepared: Prepared, load: Load, out: RunFolder, kept: Kept
 ) -> None:
-    options = prepared.options
+    options, _ = prepared
     out.run.versions = versions(options.env.get("PYTHONPATH", ""))
     server, is_used = kept.serving(prepared, experiment.model, out)
     out.run.url, out.run.command = server.url, options.command(experiment.model, server.port)

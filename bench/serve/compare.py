@@ -136,7 +136,7 @@ class Point:
 
     @property
     def title(self) -> str:
-        """The point in words, and whose KV it is that lives."""
+        """The point in words."""
         kind, _, number = self.arrivals.partition(":")
         programs = f"{number} program{'s' if number != '1' else ''}"
         known = {
@@ -144,9 +144,7 @@ class Point:
             "closed": f"{programs} at a time",
             "turns": "one request at a time",
         }
-        drams = [run.run.dram for each in self.columns for run in each.runs.values()]
-        whose = next((f" of {dram.whose}" for dram in drams if dram and dram.whose), "")
-        dram = f"live KV{whose} / DRAM = {self.pressure:.3g}" if self.pressure else ""
+        dram = f"live KV / DRAM = {self.pressure:.3g}" if self.pressure else ""
         told = filter(None, (self.scene, known.get(kind, self.arrivals), dram))
         return ", ".join(told) or "One server"
 

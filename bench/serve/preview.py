@@ -30,7 +30,8 @@ def preview(loads: Mapping[Path, Experiment]) -> Iterator[str]:
         yield from _load(experiment)
         prepared = {cell: _try(experiment, cell) for cell in planned if not cell.repeat}
         # All repeats of a cell start the same.
-        runs = [cell for cell in planned if isinstance(prepared[replace(cell, repeat=0)], Prepared)]
+        first = [prepared[replace(cell, repeat=0)] for cell in planned]
+        runs = [c for c, what in zip(planned, first, strict=True) if isinstance(what, tuple)]
         yield from _time(runs, out)
     device = "CPUs" if package.on_cpu() else "GPUs"
     yield f"vLLM here is built for {device}. Ports are free ones of now; each run takes its own"
@@ -52,7 +53,7 @@ def _load(experiment: Experiment) -> Iterator[str]:
         yield f"Client: {', '.join(client.values())}"
     for dram in experiment.drams():
         yield (
-            f"DRAM: {size(dram.bytes)} for every arm that uses it; live KV of {dram.whose}: "
+            f"DRAM: {size(dram.bytes)} for every arm that uses it; live KV: "
             f"{size(dram.live_bytes)}; live KV / DRAM = {dram.pressure:.3g}"
         )
 
@@ -82,15 +83,15 @@ def _arm(experiment: Experiment, cell: Cell, prepared: Prepared | CannotRunError
         yield f"# {cell.arm.name} cannot run: {prepared}"
         return
     yield f"# {cell.arm.name}{dram}"
-    options, side, port = prepared.options, prepared.side, free_port()
-    if side is not None:
+    (options, setup), port = prepared, free_port()
+    if (side := setup.side) is not None:
         yield f"{_assigned(side.env, {})} {shlex.join(side.command)} &"
     own = _assigned(options.environment(), experiment.server.environment())
-    behind = " &" if prepared.front else ""
+    behind = " &" if setup.front else ""
     yield f"{own} {shlex.join(options.command(experiment.model, port))}{behind}".lstrip()
-    if prepared.front:
+    if setup.front:
         log = Path(os.devnull)
-        yield shlex.join(Router([f"http://127.0.0.1:{port}"], prepared.front, log).command)
+        yield shlex.join(Router([f"http://127.0.0.1:{port}"], setup.front, log).command)
 
 
 def _assigned(environment: Mapping[str, str], base: Mapping[str, str]) -> str:

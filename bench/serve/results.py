@@ -67,7 +67,6 @@ class Dram(msgspec.Struct, kw_only=True, frozen=True):
 
     bytes: int
     live_bytes: int
-    whose: str = ""  # KV that is, in words
 
     @property
     def pressure(self) -> float:

@@ -351,19 +351,6 @@ def test_our_arm_without_its_dram_tier_is_reported_as_not_run(
     )
 
 
-def test_the_title_says_whose_kv_the_pressure_means(
-    api: FakeApi, model: Path, tmp_path: Path
-) -> None:
-    api.metrics = "continuum:tier_up 1\n"
-    wanted = experiment(model, "none", "continuum", arrivals="closed:2")
-    run_all({tmp_path / "out": wanted})
-    console = cli_ab.Console(file=io.StringIO(), record=True, width=160)
-    cli_ab.show(console, results.load(tmp_path / "out"), tmp_path / "out", find_arm("none"))
-    title = "2 programs at a time, live KV of the 2 largest of 3 programs / DRAM = 2; "
-    title += "ratios are to vLLM"
-    assert title in console.export_text()
-
-
 def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ def test_a_server_begins_on_an_empty_disk_and_nothing_of_it_is_left(
     api.metrics = UP
     wanted = with_disk(tmp_path, repeats=2)
     for cell in cells(wanted):
-        left = prepare(wanted, cell).disk
+        left = prepare(wanted, cell)[1].disk
         assert left is not None
         left.mkdir(parents=True)
         (left / "by one that was killed").touch()
