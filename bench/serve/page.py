@@ -30,7 +30,6 @@ NOTHING = "No run got as far as its first answer, so there is nothing to compare
 STATES = {"done": "done", "interrupted": "interrupted", "running": "never ended",
           "cannot_run": "could not run", "died": "died"}  # fmt: skip
 OVERVIEW = {"jct_mean_s": "Mean JCT", "computed_tokens": "Prompt tokens computed"}
-FOUND = {"hit_vram_tokens": "#0066a8", "hit_dram_tokens": "#7fc4ee", "computed_tokens": "#9aa2ab"}
 STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 1080px; font: 15px/1.5 system-ui, sans-serif; }
@@ -40,7 +39,7 @@ dd { margin: 0; min-width: 0; } pre { overflow-x: auto; } .wide { overflow-x: au
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { text-align: right; padding: .25rem .4rem; border-bottom: 1px solid #8886; }
 th:first-child, td:first-child { text-align: left; } td small { display: block; white-space: nowrap; }
-.ours, .best { font-weight: 700; } .bar { display: flex; height: .7rem; min-width: 9rem; }
+.ours, .best { font-weight: 700; }
 """  # noqa: E501
 
 
@@ -147,8 +146,6 @@ def _table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> st
 def _point(point: Point) -> Iterator[str]:
     """A row per arm; below a figure its ratio to the first arm's, with its interval."""
     keys, base = shown(point.columns), point.columns[0]
-    by_tier = {arm: [c.figure(key) for key in FOUND] for arm, c in point.arms.items()}
-    most = max((sum(found) for found in by_tier.values() if not math.isnan(sum(found))), default=0)
 
     def row(arm: str) -> Iterator[str]:
         column = point.arms[arm]
@@ -156,12 +153,8 @@ def _point(point: Point) -> Iterator[str]:
         yield from (f"<td>{_cell(base, column, key)}</td>" for key in keys)
         same = "-" if column is base else str(sameness(base, column))
         yield f"<td>{escape(same)}</td>"
-        if most:
-            yield f"<td>{_bar(by_tier[arm], most)}</td>"
 
     head = ["arm", *(BY_KEY[key].name for key in keys), "same answers"]
-    if most:
-        head.append("found in VRAM, in DRAM; computed")
     yield _table(head, (("ours" if is_ours(arm) else "", row(arm)) for arm in point.arms))
     yield (
         '<p class="soft">Means over the runs. In small: the ratio to the first arm, programs '
@@ -172,16 +165,6 @@ def _point(point: Point) -> Iterator[str]:
 def _cell(base: Column, arm: Column, key: str) -> str:
     text, told = escape(BY_KEY[key].show(arm.figure(key))), ratio(base, arm, key)
     return text if told is None or math.isnan(told.value) else f"{text}<small>{told}</small>"
-
-
-def _bar(found: Sequence[float], most: float) -> str:
-    if math.isnan(sum(found)):
-        return "-"
-    parts = (
-        f'<i style="width:{100 * tokens / most:.1f}%;background:{colour}"></i>'
-        for tokens, colour in zip(found, FOUND.values(), strict=True)
-    )
-    return f'<div class="bar">{"".join(parts)}</div>'
 
 
 def _all_points(points: Sequence[Point], arms: Sequence[str]) -> Iterator[str]:

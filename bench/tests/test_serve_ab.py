@@ -330,25 +330,31 @@ def test_a_server_that_dies_in_the_warm_up_died_and_is_not_called_unable(
     assert states == ["cannot_run", "died"]
 
 
-@pytest.mark.parametrize(("is_up", "state"), [(1, "done"), (0, "cannot_run")])
-def test_our_arm_without_its_dram_tier_is_reported_as_not_run(
+@pytest.mark.parametrize(
+    ("tier", "arm", "what"),
+    [("tier_up", "continuum", "DRAM tier"), ("disk_up", "continuum-disk", "disk")],
+)
+def test_our_arm_without_a_tier_of_its_own_is_reported_as_not_run(
     api: FakeApi,
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    is_up: int,
-    state: str,
+    tier: str,
+    arm: str,
+    what: str,
 ) -> None:
-    said = "WARNING No DRAM tier on this rank: the native library is not built"
+    said = f"WARNING No {what.removesuffix(' tier')} tier on this rank: there is no room"
     monkeypatch.setattr(FakeVllm, "said", said)
-    api.metrics = f'continuum:tier_up{{engine="0"}} {is_up}\n'
-    run_all({tmp_path / "out": experiment(model, "continuum", "none")})
-    ours, stock = (run.run for run in results.load(tmp_path / "out"))
-    assert (ours.state, stock.state) == (state, "done")
-    assert ("the native library is not built" in ours.reason) == (not is_up)
-    assert [c.key[0] for c in compare.columns(results.load(tmp_path / "out"))] == (
-        ["continuum:adaptive", "none"] if is_up else ["none"]
-    )
+    for is_up, state in ((1, "done"), (0, "cannot_run")):
+        lines = {"tier_up": 1, "disk_up": 1, tier: is_up}
+        api.metrics = "".join(f'continuum:{key}{{engine="0"}} {n}\n' for key, n in lines.items())
+        out = tmp_path / state
+        run_all({out: experiment(model, arm, "none", disk=tmp_path / "drive")})
+        ours, stock = results.load(out)
+        assert (ours.run.state, stock.run.state) == (state, "done")
+        told = f"it served without its {what} (continuum:{tier} is 0). {said[8:]}"
+        assert ours.run.reason == ("" if is_up else told)
+        assert len(compare.columns([ours, stock])) == 1 + is_up
 
 
 def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(

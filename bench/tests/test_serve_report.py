@@ -65,7 +65,6 @@ def test_a_table_has_every_arms_ratio_and_where_it_found_its_prompts(tmp_path: P
     row = made[made.index("<td>continuum:adaptive<") :].partition("</tr>")[0]
     assert f"<small>{ours}</small>" in row
     assert "yes (30/30)" in row
-    assert row.count("<i style=") == 3
     assert made.count('class="ours"') == 1
 
 
