@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from bench.common.progress import Progress
 from bench.serve import results, summary
@@ -25,7 +24,12 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
     record = Run(
         name="agents",
         workload=load.workload.name,
-        settings=settings_of(load),
+        settings={
+            "arrivals": load.arrivals.text,
+            "duration_s": load.duration_s,
+            "programs": load.programs,
+            "hints": load.hints,
+        },
         seed=load.tokens.seed,
         url=url,
         model=load.model,
@@ -34,7 +38,7 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
         planned_programs=load.most_programs() or 0,
     )
     folder = RunFolder(out / results.RUNS / record.name, record)
-    with folder, Progress(console, load.workload.name, planned_turns(load)) as progress:
+    with folder, Progress(console, load.workload.name, load.num_turns()) as progress:
 
         def tell(_: Turn) -> None:
             progress.update(
@@ -49,21 +53,6 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
         console.print(line, style="red", markup=False)
     console.print(f"Written: {shown(str(out))}", soft_wrap=True)
     return state
-
-
-def settings_of(load: Load) -> dict[str, Any]:
-    """What makes two loads the same."""
-    return {
-        "arrivals": load.arrivals.text,
-        "duration_s": load.duration_s,
-        "programs": load.programs,
-        "hints": load.hints,
-    }
-
-
-def planned_turns(load: Load) -> int:
-    """Of all programs; 0 if only time ends them."""
-    return sum(len(load.plan(number).turns) for number in range(load.most_programs() or 0))
 
 
 def find_model(url: str, api_key: str, wanted: str) -> str:

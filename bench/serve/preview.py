@@ -43,11 +43,10 @@ def preview(loads: Mapping[Path, Experiment]) -> Iterator[str]:
 
 def _load(experiment: Experiment) -> Iterator[str]:
     load = experiment.load(experiment.arms[0], 0)
-    programs = load.most_programs() or 0
-    turns = sum(len(load.plan(number).turns) for number in range(programs))
     yield (
         f"Load: {experiment.workload.name}, {load.arrivals.text}, seed {load.tokens.seed}: "
-        f"{programs} programs, {turns:,} turns, contexts up to {longest_context(load):,} tokens"
+        f"{load.most_programs()} programs, {load.num_turns():,} turns, contexts up to "
+        f"{longest_context(load):,} tokens"
     )
     if client := experiment.client.settings():
         yield f"Client: {', '.join(client.values())}"

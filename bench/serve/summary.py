@@ -29,7 +29,7 @@ class Figure:
     @property
     def name(self) -> str:
         """The title where it heads a column."""
-        return self.title.strip().removeprefix("server: ")
+        return self.title.strip()
 
     def show(self, value: float) -> str:
         """The value with its unit; a dash where there is none."""
@@ -161,12 +161,10 @@ FIGURES = (
     Figure("written_gb", "written to disk", _told("written_gb"), "GB"),
     Figure("read_gb", "read from disk", _told("read_gb"), "GB"),
     Figure("busy_pct", "GPU busy", _told("busy_pct"), "%"),
-    Compared(
-        "computed_tokens", "  server: computed", COMPUTED, sample=lambda r: {"": [COMPUTED(r)]}
-    ),
-    Figure("hit_vram_tokens", "  server: hit in VRAM", _source("local_cache_hit")),
-    Figure("hit_dram_tokens", "  server: hit in DRAM", _source("external_kv_transfer")),
-    Figure("saved_tokens", "  server: saved by both", _saved),
+    Compared("computed_tokens", "  computed", COMPUTED, sample=lambda r: {"": [COMPUTED(r)]}),
+    Figure("hit_vram_tokens", "  hit in VRAM", _source("local_cache_hit")),
+    Figure("hit_dram_tokens", "  hit in DRAM", _source("external_kv_transfer")),
+    Figure("saved_tokens", "  saved by both", _saved),
     Figure("programs", "programs done", lambda r: len(r.finished)),
     Figure("failed_programs", "programs failed", lambda r: len(r.programs) - len(r.finished)),
     Figure("failed_turns", "turns failed", lambda r: sum(bool(t.error) for t in r.turns)),

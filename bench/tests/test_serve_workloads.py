@@ -10,10 +10,11 @@ import pytest
 
 from bench.common.plans import ProgramPlan
 from bench.serve import own
-from bench.serve.arrivals import ArrivalError, poisson, read_arrivals
+from bench.serve.arrivals import poisson, read_arrivals
 from bench.serve.programs import WorkloadError
 from bench.serve.token_ids import Tokens
 from bench.serve.workloads import PRESSURE, SWEEP, find_workload
+from continuum_connector.errors import ToldError
 
 
 def prompts(plan: ProgramPlan) -> list[int]:
@@ -56,12 +57,12 @@ def test_tokens_are_the_same_each_time_and_shared_only_where_the_plan_says() -> 
     "text", ["", "poisson", "poisson:0", "poisson:nan", "closed:1.5", "closed:0", "trace:/file"]
 )
 def test_arrivals_that_cannot_be_read_are_refused(text: str) -> None:
-    with pytest.raises(ArrivalError, match="--arrivals"):
+    with pytest.raises(ToldError, match="--arrivals"):
         read_arrivals(text, 1, 45.0, 0)
 
 
 def test_nothing_arriving_is_refused() -> None:
-    with pytest.raises(ArrivalError, match="longer --duration"):
+    with pytest.raises(ToldError, match="longer --duration"):
         read_arrivals("poisson:0.001", 1, 1.0, 0)
 
 
