@@ -30,13 +30,18 @@ THREE = Uniform("three", "p", tuple(Added(10, 4) for _ in range(3)), 0, Defaults
 
 
 def run_load(
-    server: FakeApi, folder: Path, workload: Any = THREE, programs: int = 2, **fields: Any
+    server: FakeApi,
+    folder: Path,
+    workload: Any = THREE,
+    programs: int = 2,
+    warm_up: int = 0,
+    **fields: Any,
 ) -> Loaded:
     """Measure, and read back what is in the folder."""
     patience = fields.pop("patience", AT_ONCE)
     arrivals = read_arrivals(fields.pop("arrivals", "turns"), 42, 45.0, programs)
     load = Load(workload, arrivals, Tokens(42), MODEL, programs=programs, **fields)
-    manner = Manner(patience, warm_up=0, settle_s=0.0)
+    manner = Manner(patience, warm_up, settle_s=0.0)
     with RunFolder(folder, Run(name="r")) as out:
         measure(server.url, load, out, manner)
     return results.load_run(folder)
@@ -176,10 +181,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_warm_up_is_not_written_down_and_shares_no_tokens(tmp_path: Path) -> None:
-    load = Load(THREE, read_arrivals("turns", 1, 1.0, 1), Tokens(42), MODEL, programs=1)
-    with fake_server() as server, RunFolder(tmp_path, Run(name="r")) as out:
-        measure(server.url, load, out, Manner(AT_ONCE, warm_up=3, settle_s=0.0))
-    assert len(results.load_run(tmp_path).turns) == 3
+    with fake_server() as server:
+        run = run_load(server, tmp_path, programs=1, warm_up=3)
+    assert len(run.turns) == 3
     assert [len(prompt) for prompt in server.prompts] == [10, 10, 10, 10, 24, 38, 1]
     assert not any(prompt[:5] == server.prompts[3][:5] for prompt in server.prompts[:3])
 
@@ -188,13 +192,8 @@ def test_a_server_that_refuses_the_warm_up_says_why(tmp_path: Path) -> None:
     async def gate(body: dict[str, Any]) -> Trouble:
         return Trouble(status=400)
 
-    load = Load(THREE, read_arrivals("turns", 1, 1.0, 1), Tokens(42), MODEL)
-    with (
-        fake_server(gate) as server,
-        RunFolder(tmp_path, Run(name="r")) as out,
-        pytest.raises(ApiError, match="not now"),
-    ):
-        measure(server.url, load, out, Manner(AT_ONCE))
+    with fake_server(gate) as server, pytest.raises(ApiError, match="not now"):
+        run_load(server, tmp_path, warm_up=4)
     run = results.load_run(tmp_path).run
     assert (run.state, run.reason[:8]) == ("cannot_run", "HTTP 400")
 

@@ -130,18 +130,8 @@ def test_an_unknown_workload_lists_the_known_ones() -> None:
 
 
 def record(turn: int, inp: int, out: int, common: int, think: float | None = None) -> str:
-    return json.dumps(
-        {
-            "trace": "t",
-            "lane": "main",
-            "turn": turn,
-            "inp": inp,
-            "out": out,
-            "common_blocks": common,
-            "think": think,
-            "model": "m",
-        }
-    )
+    lane = {"trace": "t", "lane": "main", "turn": turn, "model": "m"}
+    return json.dumps({**lane, "inp": inp, "out": out, "common_blocks": common, "think": think})
 
 
 def test_a_replayed_session_grows_is_cut_and_ends_where_the_record_does(tmp_path: Path) -> None:
