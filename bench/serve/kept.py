@@ -33,13 +33,18 @@ class Kept(contextlib.ExitStack):
     server: VllmServer | None = None
     front: Router | None = None
 
+    def stop(self) -> None:
+        """End it and what is around it; the next load gets another one."""
+        self.close()
+        self.server = self.front = None
+
     def serving(self, prepared: Prepared, model: Path, out: RunFolder) -> tuple[VllmServer, bool]:
         """A healthy server, and whether it has served another load."""
         log = out.folder / results.LOG
         if self.server is not None and self.server.healthy():
             log.symlink_to(os.path.relpath(self.server.log, log.parent))
             return self.server, True
-        self.close()
+        self.stop()
         options, setup = prepared
         if setup.disk is not None:
             shutil.rmtree(setup.disk, ignore_errors=True)
@@ -51,7 +56,6 @@ class Kept(contextlib.ExitStack):
         server = VllmServer(model, out.run.name, options, log=log)
         self.server = self.enter_context(server)
         out.run.server_start_s = self.server.start_s
-        self.front = None
         if setup.front:
             front = Router([server.url], setup.front, out.folder / ROUTER_LOG)
             out.run.front = front.command
