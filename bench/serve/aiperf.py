@@ -6,16 +6,7 @@ Every program becomes a Weka trace file (format: github.com/callanjfox/kv-cache-
 per turn with its tokens (`in`, `out`), the ids of the whole blocks its prompt is made of
 (`hash_ids`; equal ids are equal text, within one file), and when it came. aiperf makes up text for
 each block and for the tail that fills none, sends chats, as many programs at a time as `closed:N`
-says, and waits out their pauses. It names no program in a way that vLLM reads: its one id is the
-header `X-Correlation-ID`, which only our middleware looks at, and servers of `bench ab` are started
-without it.
-
-What a file cannot say: which tokens were answered. The next prompt has made-up text where the
-answer stood, so no server finds there what it generated: its blocks are new, as they would be
-where a chat template rewrites what was answered.
-
-`theoretical_prefix_cache_hit` is aiperf's: the share of prompt blocks that a cache without bounds
-would find, over the requests that were answered.
+says, and waits out their pauses. README.md says what a file cannot say.
 """
 
 from __future__ import annotations

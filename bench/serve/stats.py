@@ -68,13 +68,13 @@ def paired_ratio(
     return Ratio(*(math.exp(each) for each in (middle, middle - half, middle + half)))
 
 
-def t_quantile(freedom: int, level: float = LEVEL) -> float:
+def t_quantile(freedom: int) -> float:
     """Half the width of a two-sided t interval in standard errors.
 
     The expansion about the normal quantile (Abramowitz and Stegun, 26.7.5): from 4 degrees of
     freedom on within 0.1 %.
     """
-    z, n = NormalDist().inv_cdf((1 + level) / 2), freedom
+    z, n = NormalDist().inv_cdf((1 + LEVEL) / 2), freedom
     return (
         z
         + (z**3 + z) / (4 * n)
