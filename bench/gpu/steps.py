@@ -20,12 +20,12 @@ from pathlib import Path
 
 from bench.common.tables import mean, quantile
 from bench.copy_engine.report import Target
-from bench.serve import compare, gaps, results
+from bench.serve import compare, results
 from bench.serve.metrics import total
 from bench.serve.package import on_cpu
 from bench.serve.results import Loaded
 from bench.serve.rivals import FOLDER
-from bench.serve.summary import BY_KEY, per_turn
+from bench.serve.summary import BY_KEY, gaps, per_turn
 
 Command = tuple[str, ...]
 
@@ -202,7 +202,7 @@ def evenness(size: Size, folder: str) -> Callable[[Ended], Reading]:
             return Verdict.NOT_REACHED, f"no run of {PLAIN} or {OURS} is done"
         hooks_ms = BY_KEY["hooks_ms"].value(found[OURS])
         is_even = p99[OURS] <= UNEVEN_AT_MOST * p99[PLAIN] and hooks_ms <= HOOKS_MS
-        p50 = {arm: quantile(gaps.gaps(run), 0.5) for arm, run in found.items()}
+        p50 = {arm: quantile(gaps(run), 0.5) for arm, run in found.items()}
         told = ", ".join(f"{arm} {p50[arm]:.1f} and {p99[arm]:.1f} ms" for arm in p99)
         told = f"gaps of tokens, P50 and P99: {told}; our hooks {hooks_ms:.2f} ms per turn"
         return (Verdict.PROVEN if is_even else Verdict.FAILED), told
@@ -327,7 +327,7 @@ def plan(size: Size) -> list[Step]:
     even = Step(
         "evenness",
         "Tokens come as evenly as from stock vLLM where everything fits, hooks take 0.5 ms",
-        (*PYTHON, "bench.serve.gaps", at_first),
+        (*BENCH, "report", at_first),
         30.0,
         evenness(size, folder),
         "there are no runs to read",

@@ -87,7 +87,7 @@ def ab(paths: Sequence[Path]) -> Found:
         [f"`{arm}`", shares[arm], *map(_round, means[arm]), same.get(arm)]
         for arm in sorted(arms, key=lambda each: (each != arms[0], shares[each]))
     ]
-    titles = [BY_KEY[key].title.replace("  server: ", "") for key in keys]
+    titles = [BY_KEY[key].name for key in keys]
     cited = {f"computed {arm}": share for arm, share in shares.items()} | {"repeats": repeats}
     columns = ["arm", f"computed / `{arms[0]}`", *titles, compare.SAME]
     return Found(columns, rows, cited, _versions(runs))

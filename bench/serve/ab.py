@@ -55,7 +55,6 @@ class Experiment:
     duration_s: float = 0.0  # 0: the workload's
     programs: int = 0  # 0: the workload's
     dram_bytes: int = 0  # if not 0: what there is, whatever the pressure
-    vocab: tuple[int, int] = (1000, 30_000)
     server: ServerOptions = field(default_factory=ServerOptions)
     shims: Path | None = None
     rivals: Path = FOLDER
@@ -74,7 +73,7 @@ class Experiment:
         return Load(
             workload=self.workload,
             arrivals=read_arrivals(text, seed, duration_s, programs),
-            tokens=Tokens(seed, *self.vocab),
+            tokens=Tokens(seed),
             model=SERVED_NAME,
             duration_s=duration_s,
             programs=programs,
@@ -89,9 +88,9 @@ class Experiment:
             raise ResultError(
                 "how much KV is alive is not known without a number of programs; give --programs"
             )
-        size = found.tokens * kv_bytes_per_token(self.model, self.server.dtype)
+        size = found * kv_bytes_per_token(self.model, self.server.dtype)
         wanted = [self.dram_bytes or int(size / each) for each in self.pressures]
-        return [Dram(bytes=each, live_bytes=size, whose=found.whose) for each in wanted]
+        return [Dram(bytes=each, live_bytes=size) for each in wanted]
 
     def check_length(self) -> None:
         """ResultError if contexts of this load do not fit: their programs would fail half-way."""
@@ -114,7 +113,6 @@ class Experiment:
             "duration_s": load.duration_s,
             "programs": load.programs,
             "seed": self.seed,
-            "vocab": f"{self.vocab[0]}:{self.vocab[1]}",
             "model": self.model.name,
             "blocks": self.server.num_blocks,
             "block_size": self.server.block_size,
@@ -142,6 +140,10 @@ class Cell:
         dram = f"-{self.dram.pressure:.3g}x" if self.dram else ""
         return f"{self.repeat + 1:02d}-{re.sub(r'[^A-Za-z0-9.+=_-]', '-', self.arm.name)}{dram}"
 
+    def __str__(self) -> str:
+        dram = f", {self.dram.bytes / 2**20:,.0f} MiB DRAM" if self.dram else ""
+        return f"{self.arm.title}, repeat {self.repeat + 1}{dram}"
+
 
 def cells(experiment: Experiment) -> list[Cell]:
     """Every run in its order; an arm that uses no DRAM runs once per repeat."""
@@ -160,61 +162,33 @@ def cells(experiment: Experiment) -> list[Cell]:
     return planned
 
 
-@dataclass(frozen=True)
-class Task:
-    """A run of one of several loads, and the folder of that load."""
-
-    experiment: Experiment
-    out: Path
-    cell: Cell
-
-    @property
-    def folder(self) -> Path:
-        """Of the run."""
-        return self.out / results.RUNS / self.cell.name
-
-    def __str__(self) -> str:
-        cell, load = self.cell, self.experiment.arrivals
-        dram = f", {cell.dram.bytes / 2**20:,.0f} MiB DRAM" if cell.dram else ""
-        return f"{cell.arm.title}, repeat {cell.repeat + 1}{dram}{load and f', {load}'}"
-
-    @property
-    def server(self) -> tuple[Any, ...]:
-        """Runs of which this is equal may have one server; what one remembers serves no other."""
-        arm, dram = self.cell.arm, self.cell.dram
-        own = () if arm.forgets else (self.out,)
-        return arm.name, self.cell.repeat, dram and dram.bytes, *own
-
-
-def tasks(loads: Mapping[Path, Experiment]) -> list[Task]:
-    """Every run of every load in its order: runs that may have one server lie together."""
-    by_load = [
-        [Task(experiment, out, cell) for cell in cells(experiment)]
-        for out, experiment in loads.items()
-    ]
-    return [task for same_cell in zip(*by_load, strict=True) for task in same_cell]
-
-
 Tell = Callable[[str], None]
 
 
 def run_all(loads: Mapping[Path, Experiment], tell: Tell = lambda line: None) -> State:
     """Make every run that is missing in the folder of its load; `interrupted` after Ctrl-C.
 
-    Loads differ in their arrivals only. Between two of them a server forgets all it has cached.
+    Loads differ in their arrivals only, so each cell of one is a cell of all. Its server serves one
+    after the other and forgets in between all it has cached, or is another one where it cannot.
     """
-    planned = tasks(loads)
+    planned = [cells(experiment) for experiment in loads.values()]
     for out, experiment in loads.items():
         check_folder(experiment, out)
         out.mkdir(parents=True, exist_ok=True)
         (out / EXPERIMENT).write_text(json.dumps(experiment.settings(), indent=1) + "\n")
-    missing = [task for task in planned if not is_done(task.folder)]
-    for _, sharing in itertools.groupby(missing, lambda task: task.server):
+    numbers, most = itertools.count(1), sum(map(len, planned))
+    for same_cell in zip(*planned, strict=True):
         with Kept() as kept:
-            for task in sharing:
-                shutil.rmtree(task.folder, ignore_errors=True)
-                tell(f"{planned.index(task) + 1}/{len(planned)} {task}")
-                run = _run(task, kept)
+            for cell, (out, experiment) in zip(same_cell, loads.items(), strict=True):
+                number, folder = next(numbers), out / results.RUNS / cell.name
+                if is_done(folder):
+                    continue
+                if not cell.arm.forgets:
+                    kept.stop()
+                shutil.rmtree(folder, ignore_errors=True)
+                load = experiment.arrivals
+                tell(f"{number}/{most} {cell}{load and f', {load}'}")
+                run = _run(experiment, cell, out, kept)
                 seconds = f" in {run.wall_s:.1f} s, start {run.server_start_s:.0f} s"
                 reason = f": {run.reason}" if run.reason else ""
                 tell(f"    {run.state}{seconds if run.wall_s else ''}{reason}")
@@ -271,19 +245,18 @@ def prepare(experiment: Experiment, cell: Cell) -> Prepared:
         args=(*experiment.server.args, *setup.args),
         env={**experiment.server.env, **setup.env},
     )
-    return Prepared(options, setup.side, setup.disk, setup.front)
+    return options, setup
 
 
-def _run(task: Task, kept: Kept) -> Run:
+def _run(experiment: Experiment, cell: Cell, out: Path, kept: Kept) -> Run:
     """Have the arm's server, measure. Only bugs raise."""
-    experiment, cell = task.experiment, task.cell
     load = experiment.load(cell.arm, cell.repeat)
     run = Run(
         name=cell.name,
         arm=cell.arm.name,
         title=cell.arm.title,
         repeat=cell.repeat,
-        order=_next_order(task.out),
+        order=_next_order(out),
         workload=experiment.workload.name,
         settings=experiment.settings(),
         seed=load.tokens.seed,
@@ -293,21 +266,21 @@ def _run(task: Task, kept: Kept) -> Run:
         machine=machine(),
         planned_programs=load.most_programs() or 0,
     )
-    with RunFolder(task.folder, run) as out:
+    with RunFolder(out / results.RUNS / cell.name, run) as folder:
         try:
             experiment.client.check(load)
-            _serve(experiment, prepare(experiment, cell), load, out, kept)
+            _serve(experiment, prepare(experiment, cell), load, folder, kept)
         except (CannotRunError, ClientError, ServerError, ApiError) as error:
-            out.close("cannot_run", _short(error))
+            folder.close("cannot_run", _short(error))
         except KeyboardInterrupt:
-            out.close("interrupted", "stopped while the server was starting")
+            folder.close("interrupted", "stopped while the server was starting")
     return run
 
 
 def _serve(
     experiment: Experiment, prepared: Prepared, load: Load, out: RunFolder, kept: Kept
 ) -> None:
-    options = prepared.options
+    options, _ = prepared
     out.run.versions = versions(options.env.get("PYTHONPATH", ""))
     server, is_used = kept.serving(prepared, experiment.model, out)
     out.run.url, out.run.command = server.url, options.command(experiment.model, server.port)

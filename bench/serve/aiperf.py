@@ -6,33 +6,20 @@ Every program becomes a Weka trace file (format: github.com/callanjfox/kv-cache-
 per turn with its tokens (`in`, `out`), the ids of the whole blocks its prompt is made of
 (`hash_ids`; equal ids are equal text, within one file), and when it came. aiperf makes up text for
 each block and for the tail that fills none, sends chats, as many programs at a time as `closed:N`
-says, and waits out their pauses. It names no program in a way that vLLM reads: its one id is the
-header `X-Correlation-ID`, which only our middleware looks at, and servers of `bench ab` are started
-without it.
-
-What a file cannot say: which tokens were answered. The next prompt has made-up text where the
-answer stood, so no server finds there what it generated: its blocks are new, as they would be
-where a chat template rewrites what was answered.
-
-`theoretical_prefix_cache_hit` is aiperf's: the share of prompt blocks that a cache without bounds
-would find, over the requests that were answered.
+says, and waits out their pauses. README.md says what a file cannot say.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from bench.cache import CACHE
 from bench.cli import start, teaching_parser
@@ -41,6 +28,7 @@ from bench.serve.api import Api, ApiError
 from bench.serve.load import Client, ClientError, Load, OnTurn
 from bench.serve.record import RunFolder
 from bench.serve.results import Program, Turn
+from bench.serve.server import end_group, spawn
 
 FOLDER = CACHE / "clients" / "aiperf"
 PACKAGE = "aiperf==0.13.0"
@@ -54,38 +42,8 @@ NS = 1e9
 STOP_S = 20.0
 TOLD = {  # what it says of a whole run -> our names
     "theoretical_prefix_cache_hit": "theory_pct",
-    "overall_usage_prompt_cache_read_pct": "read_pct",
     "total_token_throughput": "tokens_per_s",
-    "output_token_throughput": "answered_per_s",
-    "request_throughput": "requests_per_s",
 }
-
-
-class _Meta(msgspec.Struct):
-    conversation_id: str = ""
-    x_correlation_id: str = ""
-    turn_index: int = 0
-    request_start_ns: int = 0
-    request_end_ns: int = 0
-    benchmark_phase: str = "profiling"
-
-
-class _Value(msgspec.Struct):
-    value: Any = 0.0
-
-
-class _Error(msgspec.Struct):
-    code: int | None = None
-    message: str = ""
-
-
-class _Record(msgspec.Struct):
-    metadata: _Meta
-    metrics: dict[str, _Value] = {}
-    error: _Error | None = None
-
-    def number(self, name: str) -> float:
-        return float(self.metrics[name].value) if name in self.metrics else 0.0
 
 
 @dataclass(frozen=True)
@@ -134,18 +92,12 @@ class Aiperf(Client):
         plans = [load.plan(number) for number in range(load.most_programs() or 0)]
         write_traces(plans, traces, self.block_size)
         with (folder.folder / LOG).open("wb") as log:
-            process = await asyncio.create_subprocess_exec(
-                *self.command(api, load, traces, out),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **ENVIRONMENT},
-                start_new_session=True,
-            )
-            try:
-                status = await process.wait()
-            finally:
-                await _end(process)
+            command = self.command(api, load, traces, out)
+            process = spawn(command, log, env={**os.environ, **ENVIRONMENT})
+        try:
+            status = await asyncio.to_thread(process.wait)
+        finally:
+            end_group(process, STOP_S)
         if status or not (out / SUMMARY).exists():
             raise ApiError(f"aiperf ended with status {status}: {_why(folder.folder / LOG)}", False)
         folder.run.told = told(out / SUMMARY)
@@ -166,17 +118,6 @@ class Aiperf(Client):
         line += ["--no-gpu-telemetry", "--no-server-metrics"]
         line += ["--dataset-sampling-strategy", "sequential"]
         return [*line, "--num-conversations", str(load.most_programs())]
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End it and all it started, where it still runs."""
-    for kind in (signal.SIGINT, signal.SIGKILL):
-        if process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, kind)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(process.wait()), STOP_S)
 
 
 def _why(log: Path) -> str:
@@ -224,14 +165,12 @@ def blocks(prompt: Sequence[Span], block: int) -> Iterator[tuple[Span, ...]]:
                 pieces, missing = [], block
 
 
-def write_traces(plans: Iterable[ProgramPlan], folder: Path, block: int) -> int:
-    """A file per program, numbered in their order; how many there are."""
+def write_traces(plans: Iterable[ProgramPlan], folder: Path, block: int) -> None:
+    """A file per program, numbered in their order."""
     folder.mkdir(parents=True, exist_ok=True)
-    number = 0
     for number, plan in enumerate(plans, 1):
         text = json.dumps(trace(plan, block), separators=(",", ":"))
         (folder / f"{number:05d}.json").write_text(text + "\n")
-    return number
 
 
 # --- what it says ----------------------------------------------------------------------------
@@ -244,46 +183,42 @@ def told(summary: Path) -> dict[str, float]:
 def write_down(records: Path, planned: dict[str, int], folder: RunFolder, on_turn: OnTurn) -> None:
     """Its records as turns and programs. A program that did not run from its first turn to its
     last has turns but no line of its own."""
-    found = sorted(_read(records), key=lambda each: each.metadata.request_end_ns)
-    began = min((each.metadata.request_start_ns for each in found), default=0)
+    lines = map(json.loads, records.read_bytes().splitlines())
+    found = [line for line in lines if line["metadata"]["benchmark_phase"] == "profiling"]
+    found.sort(key=lambda each: each["metadata"]["request_end_ns"])
+    began = min((each["metadata"]["request_start_ns"] for each in found), default=0)
     programs: dict[str, list[Turn]] = {}
     for record in found:
-        meta, turn = record.metadata, _turn(record, began)
+        turn = _turn(record, began)
         folder.turn(turn)
         on_turn(turn)
-        programs.setdefault(meta.x_correlation_id or meta.conversation_id, []).append(turn)
+        programs.setdefault(record["metadata"]["x_correlation_id"], []).append(turn)
     for turns in sorted(programs.values(), key=lambda each: each[-1].start_s):
         wanted = planned.get(turns[0].program, 0)
         if len(turns) == wanted or any(turn.error for turn in turns):
             folder.program(_program(turns, wanted))
-    folder.run.wall_s = max((each.metadata.request_end_ns - began for each in found), default=0)
-    folder.run.wall_s /= NS
+        folder.run.wall_s = max(folder.run.wall_s, turns[-1].start_s + turns[-1].latency_s)
 
 
-def _read(records: Path) -> Iterator[_Record]:
-    decode = msgspec.json.Decoder(_Record).decode
-    for line in records.read_bytes().splitlines():
-        record = decode(line)
-        if record.metadata.benchmark_phase == "profiling":
-            yield record
+def _turn(record: dict[str, Any], began: int) -> Turn:
+    meta, metrics, error = record["metadata"], record.get("metrics", {}), record.get("error")
+    said = f"{error.get('code') or ''} {error.get('message')}".strip()[:300] if error else ""
 
+    def number(name: str) -> float:
+        return float(metrics[name]["value"]) if name in metrics else 0.0
 
-def _turn(record: _Record, began: int) -> Turn:
-    meta, error = record.metadata, ""
-    if record.error is not None:
-        error = f"{record.error.code or ''} {record.error.message}".strip()[:300] or "failed"
     return Turn(
-        program=meta.conversation_id,
-        turn=meta.turn_index,
-        start_s=(meta.request_start_ns - began) / NS,
-        latency_s=(meta.request_end_ns - meta.request_start_ns) / NS,
-        ttft_s=record.number("time_to_first_token") / 1e3,
-        tpot_s=record.number("inter_token_latency") / 1e3,
-        prompt_tokens=int(record.number("usage_prompt_tokens")),
-        cached_tokens=int(record.number("usage_prompt_cache_read_tokens")),
-        answer_tokens=int(record.number("usage_completion_tokens")),
-        failures=[error] if error else [],
-        error=error,
+        program=meta["conversation_id"],
+        turn=meta["turn_index"],
+        start_s=(meta["request_start_ns"] - began) / NS,
+        latency_s=(meta["request_end_ns"] - meta["request_start_ns"]) / NS,
+        ttft_s=number("time_to_first_token") / 1e3,
+        tpot_s=number("inter_token_latency") / 1e3,
+        prompt_tokens=int(number("usage_prompt_tokens")),
+        cached_tokens=int(number("usage_prompt_cache_read_tokens")),
+        answer_tokens=int(number("usage_completion_tokens")),
+        failures=[said] if said else [],
+        error=said,
     )
 
 

@@ -148,12 +148,11 @@ class Api:
         answer.ended = time.perf_counter()
         return answer
 
-    async def text(self, method: str, path: str, body: Any = None) -> str:
+    async def text(self, method: str, path: str) -> str:
         """A plain request's answer; ApiError if it is none."""
         assert self._session is not None
-        data = None if body is None else msgspec.json.encode(body)
         try:
-            async with self._session.request(method, self.url + path, data=data) as response:
+            async with self._session.request(method, self.url + path) as response:
                 content = await response.text()
                 if response.status != 200:
                     raise ApiError(_said(response.status, content), response.status in RETRIED)

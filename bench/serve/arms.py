@@ -1,17 +1,6 @@
 """The ways to serve that are compared: what each needs, and how its server is started.
 
-    none                  vLLM as it is
-    none-priority         the same with `--scheduling-policy priority`, programs in their order
-    continuum:POLICY      ContinuumConnector; `continuum` is its default policy
-    lmcache-mp[-lazy]     LMCacheMPConnector, stores at once or before eviction
-    lmcache-v1            LMCacheConnectorV1, in the engine's process
-    simple[-lazy]         vLLM's SimpleCPUOffloadConnector, likewise
-    offloading-lru, -arc  vLLM's OffloadingConnector
-    continuum-disk:POLICY, lmcache-mp-disk, offloading-fs
-                          three of them with a disk below DRAM, as large for each of them
-    OURS+KEY=VALUE        one of ours with a config key of its own: continuum+gate_wait_s=30
-    router+ARM            any of them behind vLLM's router, which admits programs into its VRAM
-    router:TOKENS+ARM     the same with another capacity
+README.md has the table of them.
 
 LMCache comes from a folder of its own (`python -m bench.serve.rivals`), so that its pinned
 dependencies do not touch vLLM's. `lmcache-v1`, `simple` and `offloading` copy with CUDA: on a CPU
@@ -24,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,11 +104,10 @@ def find_arm(name: str) -> ServerArm:
     if policy not in POLICIES:
         raise KeyError(name)
     keys, uses_disk = _keys(added), kind == "continuum-disk"
-    setup = (_with_disk if uses_disk else _continuum)({"policy": policy, **keys})
     return ServerArm(
         "+".join([f"{kind}:{policy}", *added]),
         ", ".join([f"Continuum {policy}", *["disk"] * uses_disk, *added]),
-        setup,
+        partial(_continuum, {"policy": policy, **keys}, uses_disk),
         role=Role.OURS if policy == "adaptive" and not keys else Role.RELATED,
         uses_disk=uses_disk,
     )
@@ -167,40 +156,28 @@ def _keys(added: list[str]) -> dict[str, str]:
     return keys
 
 
-def _continuum(config: dict[str, str]) -> Callable[[Place], Setup]:
-    return lambda place: Setup(connector={**config, "dram_bytes": place.dram_bytes})
+def _continuum(config: dict[str, Any], has_disk: bool, place: Place) -> Setup:
+    disk = place.folder() if has_disk else None
+    config = {**config, "dram_bytes": place.dram_bytes}
+    if disk is not None:
+        config |= {"disk_path": str(disk), "disk_bytes": place.disk_bytes}
+    return Setup(connector=config, disk=disk)
 
 
-def _with_disk(config: dict[str, str]) -> Callable[[Place], Setup]:
-    def setup(place: Place) -> Setup:
-        made, folder = _continuum(config)(place), place.folder()
-        disk = {"disk_path": str(folder), "disk_bytes": place.disk_bytes}
-        return Setup(connector={**(made.connector or {}), **disk}, disk=folder)
-
-    return setup
+def _stock(*args: str) -> Callable[[Place], Setup]:
+    return lambda place: Setup(args=args)
 
 
-def _none(place: Place) -> Setup:
-    return Setup()
-
-
-def _priority(place: Place) -> Setup:
-    return Setup(args=("--scheduling-policy", "priority"))
-
-
-def _lmcache_mp(lazy: bool, with_disk: bool = False) -> Callable[[Place], Setup]:
-    def setup(place: Place) -> Setup:
-        env, folder = _lmcache(place), place.folder() if with_disk else None
-        side = LmcacheServer(place.dram_bytes, place.chunk(), place.on_cpu, env)
-        if folder is not None:
-            side.add_disk(folder, place.disk_bytes)
-        extra: dict[str, Any] = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": side.port}
-        if lazy:
-            extra["lmcache.mp.lazy_offload"] = True
-        config = _config("LMCacheMPConnector", extra)
-        return Setup(kv_transfer_config=config, env=env, side=side, disk=folder)
-
-    return setup
+def _lmcache_mp(place: Place, is_lazy: bool = False, has_disk: bool = False) -> Setup:
+    env, folder = _lmcache(place), place.folder() if has_disk else None
+    side = LmcacheServer(place.dram_bytes, place.chunk(), place.on_cpu, env)
+    if folder is not None:
+        side.add_disk(folder, place.disk_bytes)
+    extra: dict[str, Any] = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": side.port}
+    if is_lazy:
+        extra["lmcache.mp.lazy_offload"] = True
+    config = _config("LMCacheMPConnector", extra)
+    return Setup(kv_transfer_config=config, env=env, side=side, disk=folder)
 
 
 def _lmcache_v1(place: Place) -> Setup:
@@ -213,24 +190,27 @@ def _lmcache_v1(place: Place) -> Setup:
     return Setup(kv_transfer_config=config, env=env, args=("--disable-hybrid-kv-cache-manager",))
 
 
-def _vllm(connector: str, **extra: Any) -> Callable[[Place], Setup]:
-    def setup(place: Place) -> Setup:
-        env: dict[str, str] = {}
-        options = {"cpu_bytes_to_use": place.dram_bytes, **extra}
-        config = _shimmed(place, env, connector, "cpu_native_shim", options)
-        return Setup(kv_transfer_config=config, env=env)
+def _simple(place: Place, **extra: Any) -> Setup:
+    return _vllm(place, "SimpleCPUOffloadConnector", **extra)
 
-    return setup
+
+def _offloading(place: Place, **extra: Any) -> Setup:
+    return _vllm(place, "OffloadingConnector", **extra)
+
+
+def _vllm(place: Place, connector: str, **extra: Any) -> Setup:
+    env: dict[str, str] = {}
+    options = {"cpu_bytes_to_use": place.dram_bytes, **extra}
+    config = _shimmed(place, env, connector, "cpu_native_shim", options)
+    return Setup(kv_transfer_config=config, env=env)
 
 
 def _tiering(place: Place) -> Setup:
     """vLLM's tiering; its `fs` tier has no bound, so disk_bytes say nothing to it."""
     folder = place.folder()
-    tier = {"type": "fs", "root_dir": str(folder)}
-    made = _vllm("OffloadingConnector", spec_name="TieringOffloadingSpec", secondary_tiers=[tier])
-    setup = made(place)
-    setup.disk = folder
-    return setup
+    tiers = [{"type": "fs", "root_dir": str(folder)}]
+    made = _offloading(place, spec_name="TieringOffloadingSpec", secondary_tiers=tiers)
+    return replace(made, disk=folder)
 
 
 def _shimmed(
@@ -267,38 +247,34 @@ def _config(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
     return {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
-ARMS = {
-    arm.name: arm
-    for arm in (
-        ServerArm("none", "vLLM", _none, uses_dram=False),
-        ServerArm(
-            "none-priority", "vLLM, program priority", _priority, uses_dram=False, priority=True
-        ),
-        ServerArm("lmcache-mp", "LMCache MP", _lmcache_mp(lazy=False), forgets=False),
-        ServerArm("lmcache-mp-lazy", "LMCache MP lazy", _lmcache_mp(lazy=True), forgets=False),
-        ServerArm("lmcache-v1", "LMCache V1", _lmcache_v1, forgets=False),
-        ServerArm("simple", "SimpleCPUOffload", _vllm("SimpleCPUOffloadConnector")),
-        ServerArm(
-            "simple-lazy",
-            "SimpleCPUOffload lazy",
-            _vllm("SimpleCPUOffloadConnector", lazy_offload=True),
-        ),
-        ServerArm(
-            "offloading-lru", "Offloading LRU", _vllm("OffloadingConnector", eviction_policy="lru")
-        ),
-        ServerArm(
-            "offloading-arc", "Offloading ARC", _vllm("OffloadingConnector", eviction_policy="arc")
-        ),
-        ServerArm(
-            "lmcache-mp-disk",
-            "LMCache MP, disk",
-            _lmcache_mp(lazy=False, with_disk=True),
-            forgets=False,
-            uses_disk=True,
-        ),
-        ServerArm("offloading-fs", "Offloading LRU, fs", _tiering, forgets=False, uses_disk=True),
-    )
-}
+_KNOWN = (
+    ServerArm("none", "vLLM", _stock(), uses_dram=False),
+    ServerArm(
+        "none-priority",
+        "vLLM, program priority",
+        _stock("--scheduling-policy", "priority"),
+        uses_dram=False,
+        priority=True,
+    ),
+    ServerArm("lmcache-mp", "LMCache MP", _lmcache_mp, forgets=False),
+    ServerArm(
+        "lmcache-mp-lazy", "LMCache MP lazy", partial(_lmcache_mp, is_lazy=True), forgets=False
+    ),
+    ServerArm("lmcache-v1", "LMCache V1", _lmcache_v1, forgets=False),
+    ServerArm("simple", "SimpleCPUOffload", _simple),
+    ServerArm("simple-lazy", "SimpleCPUOffload lazy", partial(_simple, lazy_offload=True)),
+    ServerArm("offloading-lru", "Offloading LRU", partial(_offloading, eviction_policy="lru")),
+    ServerArm("offloading-arc", "Offloading ARC", partial(_offloading, eviction_policy="arc")),
+    ServerArm(
+        "lmcache-mp-disk",
+        "LMCache MP, disk",
+        partial(_lmcache_mp, has_disk=True),
+        forgets=False,
+        uses_disk=True,
+    ),
+    ServerArm("offloading-fs", "Offloading LRU, fs", _tiering, forgets=False, uses_disk=True),
+)
+ARMS = {arm.name: arm for arm in _KNOWN}
 DEFAULT = (
     *("none", "none-priority", "continuum:adaptive"),
     *(name for name, arm in list(ARMS.items())[2:] if not arm.uses_disk),

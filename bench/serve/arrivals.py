@@ -17,10 +17,6 @@ from continuum_connector.errors import ToldError
 MOST, MOST_AT_ONCE = 10_000_000, 100_000  # programs
 
 
-class ArrivalError(ToldError):
-    """A wish that cannot be read; the message says how to write it."""
-
-
 @dataclass(frozen=True)
 class Arrivals:
     """Open loop: `times_s`, ascending. Closed loop: `at_once` programs. Neither: turn by turn."""
@@ -43,16 +39,16 @@ def read_arrivals(text: str, seed: int, duration_s: float, most: int) -> Arrival
     if kind == "closed":
         at_once = int(_positive(text, value, whole=True))
         if at_once > MOST_AT_ONCE:
-            raise ArrivalError(f"--arrivals {text}: at most {MOST_AT_ONCE:,} at once")
+            raise ToldError(f"--arrivals {text}: at most {MOST_AT_ONCE:,} at once")
         return Arrivals(text, at_once=at_once)
     if kind != "poisson":
-        raise ArrivalError(f"--arrivals {text}: write poisson:RATE, closed:PROGRAMS or turns")
+        raise ToldError(f"--arrivals {text}: write poisson:RATE, closed:PROGRAMS or turns")
     rate = _positive(text, value)
     if min(rate * duration_s, most or math.inf) > MOST:
-        raise ArrivalError(f"--arrivals {text}: more than {MOST:,} programs; ask for fewer")
+        raise ToldError(f"--arrivals {text}: more than {MOST:,} programs; ask for fewer")
     chosen = tuple(islice(poisson(rate, duration_s, seed), most or None))
     if not chosen:
-        raise ArrivalError(
+        raise ToldError(
             f"--arrivals {text}: nothing arrives within {duration_s:g} s; give a longer --duration"
         )
     return Arrivals(text, times_s=chosen)
@@ -64,5 +60,5 @@ def _positive(text: str, value: str, whole: bool = False) -> float:
     except (ValueError, OverflowError):
         number = 0.0
     if not 0 < number < float("inf"):
-        raise ArrivalError(f"--arrivals {text}: {value!r} is no {'count' if whole else 'rate'}")
+        raise ToldError(f"--arrivals {text}: {value!r} is no {'count' if whole else 'rate'}")
     return number

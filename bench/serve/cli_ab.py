@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,11 @@ from bench.serve import compare, results
 from bench.serve import page as page_of_results
 from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
-from bench.serve.cli_agents import MOST_DRAWN, ids_of, read_vocab
-from bench.serve.compare import Column
 from bench.serve.load import find_client
 from bench.serve.preview import preview
 from bench.serve.results import Loaded, State
 from bench.serve.server import ServerOptions
-from bench.serve.tiny_model import LLAMA, make_model
-from bench.serve.tokenizer import FIRST_WORD
+from bench.serve.tiny_model import make_model
 from continuum_connector.config import POLICIES
 from continuum_connector.errors import ConfigError, ToldError
 from continuum_connector.memory import parse_bytes
@@ -35,7 +31,6 @@ NOT_MEASURED = {"cannot_run": "cannot run", "died": "died, and is run again by t
 # Here the experiment must know them too: whether contexts fit, how large a chunk may be.
 OWN = {"--max-model-len": "--max-len", "--num-gpu-blocks-override": "--blocks"}
 MOST_BYTES = 2**60
-UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def experiment(
@@ -44,7 +39,6 @@ def experiment(
     dram: str,
     model: Path | None,
     server: ServerOptions,
-    vocab: str = "",
     client: str = "agents",
     **more: Any,
 ) -> Experiment:
@@ -57,56 +51,31 @@ def experiment(
         model=folder,
         pressures=pressures,
         dram_bytes=dram_bytes,
-        vocab=_vocab(vocab, model),
         server=server,
         client=find_client(client, folder, server.block_size),
         **more,
     )
 
 
-def _vocab(vocab: str, model: Path | None) -> tuple[int, int]:
-    if model is None and not vocab:
-        return FIRST_WORD, LLAMA.vocab
-    tokens = read_vocab(vocab or (known_ids(model) if model else ""), 0)
-    return tokens.low, tokens.high
-
-
-def known_ids(model: Path) -> str:
-    """LOW:HIGH of token ids that the model in this folder knows."""
-    try:
-        size = int(json.loads((model / "config.json").read_text())["vocab_size"])
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
-        size = MOST_DRAWN
-    return ids_of(size)
-
-
 def read_dram(text: str) -> tuple[tuple[float, ...], int]:
     """Pressures, and a size in bytes (0 if pressures were given)."""
-    number, unit = text[:-3], UNITS.get(text[-3:])
-    pressures: tuple[float, ...] = ()
     try:
-        if unit:
-            if 0 < (size := float(number) * unit) < MOST_BYTES:
-                return (1.0,), int(size)
-        else:
-            pressures = tuple(float(each) for each in text.split(","))
+        pressures = tuple(float(each) for each in text.split(","))
     except ValueError:
-        pressures = ()
-    if not pressures or not all(1e-6 < each < 1e6 for each in pressures):
-        raise ToldError(
-            f"--dram {text}: write live KV / DRAM, like 2 or 0.5,1,2,4, or a size, like 64GiB"
-        )
+        return (1.0,), read_size("--dram", text, "live KV / DRAM, like 2 or 0.5,1,2,4, or ")
+    if not all(1e-6 < each < 1e6 for each in pressures):
+        raise ToldError(f"--dram {text}: live KV / DRAM is more than 0, like 2 or 0.5,1,2,4")
     return pressures, 0
 
 
-def read_disk(text: str) -> int:
-    """Bytes; ToldError if that is no size."""
+def read_size(option: str, text: str, or_else: str = "") -> int:
+    """Bytes; ToldError if that is no size. `or_else`: what may be written there, too."""
     try:
         size = parse_bytes(text)
     except ValueError:
         size = 0
     if not 0 < size < MOST_BYTES:
-        raise ToldError(f"--disk {text}: write a size, like 4GiB")
+        raise ToldError(f"{option} {text}: write {or_else}a size, like 64GiB")
     return size
 
 
@@ -160,12 +129,10 @@ def dry_run(loads: Mapping[Path, Experiment]) -> State:
 
 def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> None:
     """A table per pressure, what could not run, and where everything is."""
-    arms = compare.columns(runs, base.name)
-    for pressure, group in compare.by_pressure(arms).items():
-        if group:
-            title = f"{_pressure(pressure, group)}ratios are to {group[0].title}"
-            for table in compare.tables(console, title, group):
-                console.print(table)
+    for point in compare.points_of(runs, base.name):
+        title = f"{point.title}; ratios are to {point.columns[0].title}"
+        for table in compare.tables(console, title, point.columns):
+            console.print(table)
     for each in runs:
         if each.run.state in NOT_MEASURED:
             line = f"{each.run.title} {NOT_MEASURED[each.run.state]}: {each.run.reason}"
@@ -177,15 +144,6 @@ def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> No
         console.print(f"no report: {error}", style="yellow", markup=False, soft_wrap=True)
     else:
         console.print(f"Report: {shown(str(page))}", soft_wrap=True)
-
-
-def _pressure(pressure: float, arms: Sequence[Column]) -> str:
-    """What live KV / DRAM was, and whose KV that is; nothing where no arm had DRAM."""
-    runs = (run.run for arm in arms for run in arm.runs.values())
-    whose = next((run.dram.whose for run in runs if run.dram), None)
-    if whose is None:
-        return ""
-    return f"live KV{whose and f' of {whose}'} / DRAM = {pressure:.3g}; "
 
 
 def _arm(name: str) -> ServerArm:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from bench.common.progress import Progress
 from bench.serve import results, summary
@@ -12,14 +10,10 @@ from bench.serve.load import Load
 from bench.serve.record import RunFolder, machine, versions
 from bench.serve.results import ResultError, Run, State, Turn
 from bench.serve.session import Manner, measure
-from bench.serve.token_ids import Tokens
 from continuum_connector.errors import ToldError
 from continuum_connector.tools.cli.server import Server
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
-
-MOST_IDS = 1 << 31
-MOST_DRAWN = 30_000  # ids above are of no use, and few models have fewer
 
 
 def run(url: str, load: Load, manner: Manner, out: Path) -> State:
@@ -30,7 +24,12 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
     record = Run(
         name="agents",
         workload=load.workload.name,
-        settings=settings_of(load),
+        settings={
+            "arrivals": load.arrivals.text,
+            "duration_s": load.duration_s,
+            "programs": load.programs,
+            "hints": load.hints,
+        },
         seed=load.tokens.seed,
         url=url,
         model=load.model,
@@ -39,7 +38,7 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
         planned_programs=load.most_programs() or 0,
     )
     folder = RunFolder(out / results.RUNS / record.name, record)
-    with folder, Progress(console, load.workload.name, planned_turns(load)) as progress:
+    with folder, Progress(console, load.workload.name, load.num_turns()) as progress:
 
         def tell(_: Turn) -> None:
             progress.update(
@@ -54,60 +53,6 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
         console.print(line, style="red", markup=False)
     console.print(f"Written: {shown(str(out))}", soft_wrap=True)
     return state
-
-
-def settings_of(load: Load) -> dict[str, Any]:
-    """What makes two loads the same."""
-    return {
-        "arrivals": load.arrivals.text,
-        "duration_s": load.duration_s,
-        "programs": load.programs,
-        "vocab": f"{load.tokens.low}:{load.tokens.high}",
-        "hints": load.hints,
-    }
-
-
-def planned_turns(load: Load) -> int:
-    """Of all programs; 0 if only time ends them."""
-    return sum(len(load.plan(number).turns) for number in range(load.most_programs() or 0))
-
-
-def read_vocab(text: str, seed: int) -> Tokens:
-    """Read LOW:HIGH."""
-    low, _, high = text.partition(":")
-    are_counts = low.isdecimal() and high.isdecimal() and len(text) < 22
-    if not (are_counts and int(low) < int(high) < MOST_IDS):
-        raise ToldError(f"--vocab {text}: write LOW:HIGH, like 1000:30000")
-    return Tokens(seed, int(low), int(high))
-
-
-def ids_of(vocab_size: int) -> str:
-    """LOW:HIGH of token ids that such a model knows: 1000:30000, less where it has fewer."""
-    high = min(MOST_DRAWN, vocab_size)
-    return f"{min(1000, high // 2)}:{high}"
-
-
-def known_ids(url: str, api_key: str, model: str, seed: int) -> Tokens:
-    """Token ids that the served model knows: the server is asked with prompts of one token, because
-    it does not say how many there are."""
-    one = {"model": model, "max_tokens": 1, "temperature": 0}
-    server = Server(url, api_key)
-
-    def knows(token: int) -> bool:
-        try:
-            server.ask("POST", "/v1/completions", json.dumps(one | {"prompt": [token]}))
-        except ToldError as error:
-            if token and "out of vocabulary" in str(error):
-                return False
-            raise
-        return True
-
-    known, unknown = -1, MOST_DRAWN
-    asked = MOST_DRAWN - 1  # most models know it
-    while unknown - known > 1:
-        known, unknown = (asked, unknown) if knows(asked) else (known, asked)
-        asked = (known + unknown) // 2
-    return read_vocab(ids_of(unknown), seed)
 
 
 def find_model(url: str, api_key: str, wanted: str) -> str:

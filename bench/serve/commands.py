@@ -39,9 +39,6 @@ def agents(
     seed: o.Seed = 42,
     out: o.Out = None,
     model: o.ModelName = "",
-    vocab: o.VocabOfModel = "",
-    timeout: o.Timeout = 600.0,
-    warm_up: o.WarmUp = 4,
     hints: o.Hints = True,
     reset: o.Reset = False,
     api_key: o.ApiKey = "",
@@ -62,21 +59,19 @@ def agents(
     """
     # Whatever needs more than Python is imported by who needs it.
     from bench.serve import cli_agents
-    from bench.serve.api import Patience
     from bench.serve.arrivals import read_arrivals
     from bench.serve.load import Load
     from bench.serve.session import Manner
+    from bench.serve.token_ids import Tokens
     from bench.serve.workloads import find_workload
 
     chosen = find_workload(workload)
-    tokens = cli_agents.read_vocab(vocab, seed) if vocab else None
     seconds = duration or chosen.defaults.duration_s
     most = programs or chosen.defaults.programs
     times = read_arrivals(arrivals or chosen.defaults.arrivals, seed, seconds, most)
     name = cli_agents.find_model(url, api_key, model)
-    tokens = tokens or cli_agents.known_ids(url, api_key, name, seed)
-    load = Load(chosen, times, tokens, name, seconds, most, hints)
-    manner = Manner(Patience(timeout), warm_up, reset=reset, api_key=api_key)
+    load = Load(chosen, times, Tokens(seed), name, seconds, most, hints)
+    manner = Manner(reset=reset, api_key=api_key)
     _end(cli_agents.run(url, load, manner, out or _folder("agents")))
 
 
@@ -96,7 +91,6 @@ def ab(
     out: o.Out = None,
     model: o.ModelFolder = None,
     dtype: o.Dtype = "float32",
-    vocab: o.VocabOfModel = "",
     blocks: o.Blocks = 17,
     block_size: o.BlockSize = 128,
     batch_tokens: o.BatchTokens = 1024,
@@ -106,7 +100,6 @@ def ab(
     server_args: o.ServerArgs = "",
     shims: o.Shims = None,
     rivals: o.Rivals = None,
-    timeout: o.Timeout = 600.0,
     start_timeout: o.StartTimeout = ServerOptions.start_timeout_s,
     client: o.ClientName = "agents",
     dry_run: o.DryRun = False,
@@ -130,7 +123,6 @@ def ab(
     """
     from bench.serve import cli_ab
     from bench.serve.ab import DISK
-    from bench.serve.api import Patience
     from bench.serve.workloads import find_workload
 
     server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
@@ -140,10 +132,8 @@ def ab(
         dram=dram,
         model=model,
         server=server,
-        vocab=vocab,
         client=client,
         workload=find_workload(workload),
-        patience=Patience(timeout),
         arrivals=arrivals,
         duration_s=duration,
         programs=programs,
@@ -152,7 +142,7 @@ def ab(
         shims=shims,
         rivals=rivals or FOLDER,
         disk=disk_path or DISK,
-        disk_bytes=cli_ab.read_disk(disk),
+        disk_bytes=cli_ab.read_size("--disk", disk),
     )
     loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
     _end((cli_ab.dry_run if dry_run else cli_ab.run)(loads))
@@ -181,7 +171,7 @@ def report(folders: o.Results, out: o.Page = None) -> None:
     """Write one HTML file about a result folder, in tables.
 
     `bench ab` does it by itself at its end. Several folders that differ in nothing but their
-    load become one page, with JCT against load. The file needs nothing else, and follows the
+    load become one page, with the JCT at each load. The file needs nothing else, and follows the
     reader's light or dark.
 
     \b

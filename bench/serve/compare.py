@@ -3,69 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.common.tables import fitting, mean, quantile
+from bench.common.tables import fitting, mean
 from bench.serve import stats
 from bench.serve.results import Loaded, ResultError, Turn
-from bench.serve.stats import Ratio, Sampled, Statistic
-from bench.serve.summary import BY_KEY, MIN_PROGRAMS_P99
-
-
-@dataclass(frozen=True)
-class Compared:
-    """A figure whose ratio is worth an interval: what is paired, and what is made of it."""
-
-    key: str
-    sample: Callable[[Loaded], Sampled]
-    statistic: Statistic
-    min_programs: int = 0  # with fewer there is no interval
-    of_finished: bool = False  # programs that failed are in no such figure
-
-
-def _jct(run: Loaded) -> Sampled:
-    return {program.program: [program.jct_s] for program in run.finished}
-
-
-def _turns(field: str) -> Callable[[Loaded], Sampled]:
-    def sample(run: Loaded) -> Sampled:
-        found: dict[str, list[float]] = {}
-        for turn in run.turns:
-            if not turn.error:
-                found.setdefault(turn.program, []).append(getattr(turn, field))
-        return found
-
-    return sample
-
-
-def _whole(key: str) -> Callable[[Loaded], Sampled]:
-    return lambda run: {"": [BY_KEY[key].value(run)]}
-
-
-def _p95(values: Sequence[float]) -> float:
-    return quantile(values, 0.95)
-
-
-def _p99(values: Sequence[float]) -> float:
-    return quantile(values, 0.99)
-
-
-COMPARED = (
-    Compared("jct_mean_s", _jct, mean, of_finished=True),
-    Compared("jct_p95_s", _jct, _p95, stats.MIN_PROGRAMS_P95, of_finished=True),
-    Compared("jct_p99_s", _jct, _p99, MIN_PROGRAMS_P99, of_finished=True),
-    Compared("ttft_mean_s", _turns("ttft_s"), mean),
-    Compared("ttft_p95_s", _turns("ttft_s"), _p95, stats.MIN_PROGRAMS_P95),
-    Compared("turn_mean_s", _turns("latency_s"), mean),
-    Compared("tpot_mean_s", _turns("tpot_s"), mean),
-    Compared("computed_tokens", _whole("computed_tokens"), mean),
-)
-COMPARED_BY_KEY = {each.key: each for each in COMPARED}
+from bench.serve.stats import Ratio
+from bench.serve.summary import BY_KEY, Compared
 
 
 @dataclass(frozen=True)
@@ -105,11 +54,15 @@ def matching(first: list[Column], second: list[Column]) -> list[tuple[Column, Co
     return pairs
 
 
-def ratio(base: Column, other: Column, what: Compared) -> Ratio:
-    """Over the repeats that both have; no JCT where one arm lost more programs than the other.
+def ratio(base: Column, other: Column, key: str) -> Ratio | None:
+    """Over the repeats that both have; None of an arm to itself, or of what is not compared. No
+    JCT where one arm lost more programs than the other.
 
     Those that failed worked for nothing, or left room for the rest: what remains is no fair pair.
     """
+    what = BY_KEY[key]
+    if base is other or not isinstance(what, Compared):
+        return None
     both = [repeat for repeat in base.runs if repeat in other.runs]
     first, second = ([column.runs[repeat] for repeat in both] for column in (base, other))
     if what.of_finished and _num_failed(first) != _num_failed(second):
@@ -163,10 +116,69 @@ def _said(turn: Turn) -> list[int] | str:
     return "" if turn.error else turn.answer or turn.text
 
 
-def by_pressure(arms: Sequence[Column]) -> dict[float, list[Column]]:
-    """The arms to be compared with each other: those without DRAM belong to every pressure."""
-    pressures = sorted({pressure for arm in arms if (pressure := arm.key[1])}) or [0.0]
-    return {each: [arm for arm in arms if arm.key[1] in (0.0, each)] for each in pressures}
+PLAIN = "none"  # the arm that others are compared with, unless another is named
+
+
+@dataclass(frozen=True)
+class Point:
+    """What arms are compared at: a load, and how full DRAM is. The others are compared with the
+    first arm."""
+
+    arrivals: str
+    pressure: float  # live KV / DRAM; 0 where no arm has DRAM
+    columns: list[Column]
+    scene: str = ""  # what else differs from point to point; "" where nothing does
+
+    @property
+    def arms(self) -> dict[str, Column]:
+        """By name; a server that was there already has its title only."""
+        return {column.key[0] or column.title: column for column in self.columns}
+
+    @property
+    def title(self) -> str:
+        """The point in words."""
+        kind, _, number = self.arrivals.partition(":")
+        programs = f"{number} program{'s' if number != '1' else ''}"
+        known = {
+            "poisson": f"{programs} per second",
+            "closed": f"{programs} at a time",
+            "turns": "one request at a time",
+        }
+        dram = f"live KV / DRAM = {self.pressure:.3g}" if self.pressure else ""
+        told = filter(None, (self.scene, known.get(kind, self.arrivals), dram))
+        return ", ".join(told) or "One server"
+
+    @property
+    def load(self) -> float | None:
+        """The number in `poisson:3` or `closed:16`; None where there is none."""
+        try:
+            return float(self.arrivals.partition(":")[2])
+        except ValueError:
+            return None
+
+
+def points_of(runs: Iterable[Loaded], base: str, order: Sequence[str] = ()) -> list[Point]:
+    """Scenes as they come, loads ascending; arm `base` first where it ran, then as in `order`. Arms
+    without DRAM belong to every pressure."""
+    by_place: dict[tuple[str, str], list[Loaded]] = {}
+    for run in runs:
+        by_place.setdefault(place(run), []).append(run)
+    known = {arm: number for number, arm in enumerate(order)}
+    found = []
+    for (scene, arrivals), here in by_place.items():
+        arms = columns(here, base)
+        arms[1:] = sorted(arms[1:], key=lambda arm: known.get(arm.key[0], len(known)))
+        for pressure in sorted({arm.key[1] for arm in arms if arm.key[1]}) or [0.0] * bool(arms):
+            at = [arm for arm in arms if arm.key[1] in (0.0, pressure)]
+            found.append(Point(arrivals, pressure, at, scene))
+    scenes = list(dict.fromkeys(point.scene for point in found))
+    return sorted(found, key=lambda p: (scenes.index(p.scene), p.load or 0.0, p.pressure))
+
+
+def place(run: Loaded) -> tuple[str, str]:
+    """Scene and arrivals."""
+    settings = run.run.settings
+    return str(settings.get("scene", "")), str(settings.get("arrivals", ""))
 
 
 SHOWN = (  # what a table of arms has, where it says anything
@@ -193,8 +205,6 @@ def shown(arms: Sequence[Column]) -> list[str]:
 def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Table]:
     """A row per arm; below each figure how it compares with the first arm's. More than one table
     where the terminal is narrow."""
-    if not arms:
-        raise ResultError("nothing to compare: no run got as far as its first answer")
     base = arms[0]
     same = {arm.key: sameness(base, arm) for arm in arms[1:]}
 
@@ -202,9 +212,8 @@ def tables(console: Console, title: str, arms: Sequence[Column]) -> Iterator[Tab
         if key == SAME:
             return str(same.get(arm.key, "-"))
         text = BY_KEY[key].show(arm.figure(key))
-        if arm is base or key not in COMPARED_BY_KEY:
-            return text
-        return f"{text}\n{ratio(base, arm, COMPARED_BY_KEY[key])}"
+        told = ratio(base, arm, key)
+        return text if told is None else f"{text}\n{told}"
 
     def make(keys: Sequence[str]) -> Table:
         made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -6,18 +6,17 @@ import contextlib
 import os
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.serve import results
-from bench.serve.arms import CannotRunError
+from bench.serve.arms import CannotRunError, Setup
 from bench.serve.metrics import parse_metrics, total
 from bench.serve.record import RunFolder
-from bench.serve.rivals import LmcacheServer
 from bench.serve.router import LOG as ROUTER_LOG
 from bench.serve.router import Router
 from bench.serve.server import ServerOptions, VllmServer
 
+Prepared = tuple[ServerOptions, Setup]  # what a run starts: vLLM's server, and what is around it
 ASIDE = r"ContinuumConnector steps aside: .*"
 TIERS = (  # the key that asks for it, what it is, the metric that says it is there, why it is not
     (
@@ -28,22 +27,16 @@ TIERS = (  # the key that asks for it, what it is, the metric that says it is th
 )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What a run starts: vLLM's server, what must be there before it (another server, an empty
-    folder on a drive), and the options of the router in front of it."""
-
-    options: ServerOptions
-    side: LmcacheServer | None
-    disk: Path | None = None
-    front: tuple[str, ...] = ()
-
-
 class Kept(contextlib.ExitStack):
     """The server of one arm, kept for every load that it serves; leaving stops it."""
 
     server: VllmServer | None = None
     front: Router | None = None
+
+    def stop(self) -> None:
+        """End it and what is around it; the next load gets another one."""
+        self.close()
+        self.server = self.front = None
 
     def serving(self, prepared: Prepared, model: Path, out: RunFolder) -> tuple[VllmServer, bool]:
         """A healthy server, and whether it has served another load."""
@@ -51,21 +44,20 @@ class Kept(contextlib.ExitStack):
         if self.server is not None and self.server.healthy():
             log.symlink_to(os.path.relpath(self.server.log, log.parent))
             return self.server, True
-        self.close()
-        options, side = prepared.options, prepared.side
-        if prepared.disk is not None:
-            shutil.rmtree(prepared.disk, ignore_errors=True)
-            prepared.disk.mkdir(mode=0o700, parents=True)
-            self.callback(shutil.rmtree, prepared.disk, ignore_errors=True)
-        if side is not None:
+        self.stop()
+        options, setup = prepared
+        if setup.disk is not None:
+            shutil.rmtree(setup.disk, ignore_errors=True)
+            setup.disk.mkdir(mode=0o700, parents=True)
+            self.callback(shutil.rmtree, setup.disk, ignore_errors=True)
+        if (side := setup.side) is not None:
             side.log, side.start_timeout_s = out.folder / "lmcache.log", options.start_timeout_s
             self.enter_context(side)
         server = VllmServer(model, out.run.name, options, log=log)
         self.server = self.enter_context(server)
         out.run.server_start_s = self.server.start_s
-        self.front = None
-        if prepared.front:
-            front = Router([server.url], prepared.front, out.folder / ROUTER_LOG)
+        if setup.front:
+            front = Router([server.url], setup.front, out.folder / ROUTER_LOG)
             out.run.front = front.command
             self.front = self.enter_context(front)
         return self.server, False

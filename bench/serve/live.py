@@ -12,7 +12,7 @@ open loop       those whose arrivals and planned pauses overlap. What the server
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from bench.serve.load import Load
@@ -20,26 +20,16 @@ from bench.serve.results import ResultError
 from bench.serve.server import DTYPE_BYTES
 
 
-@dataclass(frozen=True)
-class Live:
-    """Tokens alive at a time, and whose they are, in words."""
-
-    tokens: int
-    whose: str
-
-
-def live(load: Load) -> Live | None:
-    """The most that is alive at a time; None where nothing says how many programs there are."""
+def live(load: Load) -> int | None:
+    """The most tokens that are alive at a time; None where nothing says how many programs there
+    are."""
     most = load.most_programs()
     if most is None:
         return None
     if load.arrivals.open_loop:
         return _overlap(load, most)
     sizes = sorted((load.plan(number).num_tokens for number in range(most)), reverse=True)
-    at_once = load.arrivals.at_once or most
-    if at_once >= most:
-        return Live(sum(sizes), f"all {most} programs")
-    return Live(sum(sizes[:at_once]), f"the {at_once} largest of {most} programs")
+    return sum(sizes[: load.arrivals.at_once or most])
 
 
 def longest_context(load: Load) -> int:
@@ -47,20 +37,15 @@ def longest_context(load: Load) -> int:
     return max(load.plan(number).num_tokens for number in range(load.most_programs() or 0))
 
 
-def _overlap(load: Load, most: int) -> Live:
+def _overlap(load: Load, most: int) -> int:
     """The largest sum over programs at work at one moment, were the server to take no time."""
     changes: list[tuple[float, int, int]] = []  # when; 0 comes, 1 goes: who goes is still there
     for number, arrival_s in enumerate(load.arrivals.times_s[:most]):
         plan = load.plan(number)
         end_s = arrival_s + sum(turn.gap_s for turn in plan.turns)
         changes += [(arrival_s, 0, plan.num_tokens), (end_s, 1, plan.num_tokens)]
-    alive = programs = 0
-    peak = (0, 0)
-    for _, goes, tokens in sorted(changes):
-        sign = -1 if goes else 1
-        alive, programs = alive + sign * tokens, programs + sign
-        peak = max(peak, (alive, programs))
-    return Live(peak[0], f"the {peak[1]} of {most} programs that overlap by arrival and pauses")
+    deltas = (-tokens if goes else tokens for _, goes, tokens in sorted(changes))
+    return max(accumulate(deltas))
 
 
 _BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError)

@@ -7,9 +7,8 @@ each program, `max_lag_s` of the event loop), so that a client at its limit is s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +52,10 @@ class Load:
         known = [bound for bound in bounds if bound is not None]
         return min(known) if known else None
 
+    def num_turns(self) -> int:
+        """Of all programs; 0 if only time ends them."""
+        return sum(len(self.plan(number).turns) for number in range(self.most_programs() or 0))
+
 
 class Driver:
     """Runs a load against a server and writes down what happens."""
@@ -87,10 +90,7 @@ class Driver:
 
     async def _open_loop(self) -> None:
         times = self._load.arrivals.times_s[: self._load.most_programs()]
-        async with _all_or_none() as start:
-            for number, arrival_s in enumerate(times):
-                await asyncio.sleep(self._began + arrival_s - time.perf_counter())
-                start(self._program(number, arrival_s))
+        await asyncio.gather(*(self._program(number, at) for number, at in enumerate(times)))
 
     async def _closed_loop(self) -> None:
         most = self._load.most_programs()
@@ -102,9 +102,8 @@ class Driver:
                     return
                 await self._program(number, self._now())
 
-        async with _all_or_none() as start:
-            for _ in range(min(self._load.arrivals.at_once, most or 2**31)):
-                start(worker())
+        at_once = min(self._load.arrivals.at_once, most or 2**31)
+        await asyncio.gather(*(worker() for _ in range(at_once)))
 
     async def _turn_by_turn(self) -> None:
         runs = [_Run(self, number, 0.0) for number in range(self._load.most_programs() or 1)]
@@ -116,6 +115,7 @@ class Driver:
                     await run.turn(index)
 
     async def _program(self, number: int, arrival_s: float) -> None:
+        await asyncio.sleep(self._began + arrival_s - time.perf_counter())
         run = _Run(self, number, arrival_s)
         for index, turn in enumerate(run.plan.turns):
             await asyncio.sleep(turn.gap_s)
@@ -246,7 +246,7 @@ async def warm_up(api: Api, load: Load, programs: int) -> None:
     Raises ApiError if one fails: the reason is then the same for all that would follow.
     A server's first requests pay for imports and compilation, and nobody's JCT should.
     """
-    tokens = Tokens(load.tokens.seed + WARM_UP_SEED, load.tokens.low, load.tokens.high)
+    tokens = Tokens(load.tokens.seed + WARM_UP_SEED)
 
     async def one(number: int) -> None:
         plan = load.workload.program(number, tokens.seed)
@@ -258,22 +258,6 @@ async def warm_up(api: Api, load: Load, programs: int) -> None:
             raise ApiError(answer.error, again=False)
 
     await asyncio.gather(*(one(number) for number in range(programs)))
-
-
-@contextlib.asynccontextmanager
-async def _all_or_none() -> AsyncIterator[Callable[[Any], None]]:
-    """Start coroutines that run beside each other; wait for all, or cancel all.
-
-    What asyncio.TaskGroup does since Python 3.11.
-    """
-    tasks: set[asyncio.Task[None]] = set()
-    try:
-        yield lambda coroutine: tasks.add(asyncio.create_task(coroutine))
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # --- who puts it on a server -----------------------------------------------------------------

@@ -1,36 +1,35 @@
 """The page: result folders as one HTML file that needs nothing else: no script, font or picture.
 
 What was run, what stands against believing it, then a table per point; of several points one of
-mean JCT and one of tokens computed, and lines where only the load differs. Numbers are those of
-summary.py and compare.py.
+mean JCT and one of tokens computed. Numbers are those of summary.py and compare.py.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
 from bench.common.arms import is_oracle, is_ours
-from bench.serve import gaps
-from bench.serve.compare import COMPARED_BY_KEY, sameness, shown
-from bench.serve.points import Point, Reported, read
-from bench.serve.results import Loaded
-from bench.serve.stats import MIN_REPEATS, Ratio
+from bench.serve import results
+from bench.serve.arms import DEFAULT
+from bench.serve.compare import PLAIN, Column, Point, place, points_of, ratio, sameness, shown
+from bench.serve.results import Loaded, ResultError
+from bench.serve.stats import MIN_REPEATS
 from bench.serve.summary import BY_KEY
 from continuum_connector.errors import ToldError
 
 BUSY = 2.0  # processes that want to run, per core: more is someone else's work
 MOST_NAMED = 4  # arms in the heading
+VARIED = {"arrivals", "duration_s", "programs"}  # a load may differ from the next in these
 CLOSE = 1.02  # times the best: as good as the best
 NOTHING = "No run got as far as its first answer, so there is nothing to compare yet."
 STATES = {"done": "done", "interrupted": "interrupted", "running": "never ended",
           "cannot_run": "could not run", "died": "died"}  # fmt: skip
 OVERVIEW = {"jct_mean_s": "Mean JCT", "computed_tokens": "Prompt tokens computed"}
-FOUND = {"hit_vram_tokens": "#0066a8", "hit_dram_tokens": "#7fc4ee", "computed_tokens": "#9aa2ab"}
 STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 1080px; font: 15px/1.5 system-ui, sans-serif; }
@@ -40,8 +39,51 @@ dd { margin: 0; min-width: 0; } pre { overflow-x: auto; } .wide { overflow-x: au
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { text-align: right; padding: .25rem .4rem; border-bottom: 1px solid #8886; }
 th:first-child, td:first-child { text-align: left; } td small { display: block; white-space: nowrap; }
-.ours, .best { font-weight: 700; } .bar { display: flex; height: .7rem; min-width: 9rem; }
+.ours, .best { font-weight: 700; }
 """  # noqa: E501
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What one page tells of: all runs as they were started, and the points to compare at."""
+
+    runs: list[Loaded]
+    points: list[Point]
+    caution: str = ""  # in HTML, where the runs are no real servers'
+    told: Mapping[str, str] = field(default_factory=dict)  # more of what was run, in HTML
+
+
+def read(folders: Sequence[Path], base: str = "") -> Reported:
+    """Result folders that differ in nothing but their load, loads ascending."""
+    runs = [run for folder in folders for run in _runs(folder)]
+    _same(runs)
+    if len({place(run) for run in runs}) < len(folders):
+        raise ResultError(
+            "two of the folders hold the same load, so their runs would mix; "
+            "compare them with: continuum bench compare FIRST SECOND"
+        )
+    return Reported(runs, points_of(runs, base or PLAIN, DEFAULT))
+
+
+def _runs(folder: Path) -> list[Loaded]:
+    found = results.load(folder)
+    if not found:
+        raise ResultError(
+            f"{folder} holds no run yet: `continuum bench ab` writes one as soon as a server starts"
+        )
+    return found
+
+
+def _same(runs: Sequence[Loaded]) -> None:
+    first = runs[0].run.settings
+    for each in runs:
+        settings = each.run.settings
+        other = [key for key in first if key not in VARIED and settings.get(key) != first[key]]
+        if other:
+            raise ResultError(
+                f"{runs[0].folder} and {each.folder} differ in {', '.join(other)}, not only in "
+                "their load; write a report of each"
+            )
 
 
 def write(folders: Sequence[Path], out: Path | None = None, base: str = "") -> Path:
@@ -103,76 +145,36 @@ def _table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> st
 # --- tables ---------------------------------------------------------------------------------
 def _point(point: Point) -> Iterator[str]:
     """A row per arm; below a figure its ratio to the first arm's, with its interval."""
-    keys = shown(list(point.arms.values()))
-    by_tier = {arm: [c.figure(key) for key in FOUND] for arm, c in point.arms.items()}
-    most = max((sum(found) for found in by_tier.values() if not math.isnan(sum(found))), default=0)
+    keys, base = shown(point.columns), point.columns[0]
 
     def row(arm: str) -> Iterator[str]:
         column = point.arms[arm]
         yield f"<td>{escape(arm)}<small>{_number(len(column.runs), 'run')}</small></td>"
-        yield from (f"<td>{_cell(point, arm, key)}</td>" for key in keys)
-        same = "-" if arm == point.base else str(sameness(point.arms[point.base], column))
+        yield from (f"<td>{_cell(base, column, key)}</td>" for key in keys)
+        same = "-" if column is base else str(sameness(base, column))
         yield f"<td>{escape(same)}</td>"
-        if most:
-            yield f"<td>{_bar(by_tier[arm], most)}</td>"
 
     head = ["arm", *(BY_KEY[key].name for key in keys), "same answers"]
-    if most:
-        head.append("found in VRAM, in DRAM; computed")
     yield _table(head, (("ours" if is_ours(arm) else "", row(arm)) for arm in point.arms))
     yield (
         '<p class="soft">Means over the runs. In small: the ratio to the first arm, programs '
         "compared with themselves, and its 95 % interval.</p>"
     )
-    head, rows = gaps.table({arm: column.runs.values() for arm, column in point.arms.items()})
-    if rows:
-        yield _table(
-            map(escape, head), (("", [f"<td>{escape(c)}</td>" for c in row]) for row in rows)
-        )
 
 
-def _cell(point: Point, arm: str, key: str) -> str:
-    text = escape(BY_KEY[key].show(point.arms[arm].figure(key)))
-    if arm == point.base or key not in COMPARED_BY_KEY:
-        return text
-    ratio: Ratio = point.ratios[arm, key]
-    return text if math.isnan(ratio.value) else f"{text}<small>{ratio}</small>"
-
-
-def _bar(found: Sequence[float], most: float) -> str:
-    if math.isnan(sum(found)):
-        return "-"
-    parts = (
-        f'<i style="width:{100 * tokens / most:.1f}%;background:{colour}"></i>'
-        for tokens, colour in zip(found, FOUND.values(), strict=True)
-    )
-    return f'<div class="bar">{"".join(parts)}</div>'
+def _cell(base: Column, arm: Column, key: str) -> str:
+    text, told = escape(BY_KEY[key].show(arm.figure(key))), ratio(base, arm, key)
+    return text if told is None or math.isnan(told.value) else f"{text}<small>{told}</small>"
 
 
 def _all_points(points: Sequence[Point], arms: Sequence[str]) -> Iterator[str]:
-    """What only several points can tell: figures side by side, and lines along the load."""
+    """What only several points can tell: figures side by side."""
     if len(points) < 2:
         return
     yield "<h2>All points</h2>"
     for key, name in OVERVIEW.items():
         yield f'<h3>{name}</h3><p class="soft">Bold: within 2 % of the best that can be had.</p>'
         yield _table(("", *map(escape, arms)), (("", _row(point, arms, key)) for point in points))
-    for here in _levels(points):
-        yield f"<h3>Mean JCT against load <small>{escape(here[0].scene)}</small></h3>"
-        yield _lines(here, arms)
-
-
-def _levels(points: Sequence[Point]) -> list[list[Point]]:
-    """Points that differ in load, by the place of their pressure among those of their load: DRAM
-    of one size is under another pressure at each. Those with two loads or more."""
-    found: dict[tuple[str, int], list[Point]] = {}
-    of_load = Counter[tuple[str, str]]()
-    for point in points:
-        place = of_load[point.scene, point.arrivals]
-        of_load[point.scene, point.arrivals] += 1
-        if point.load is not None:
-            found.setdefault((point.scene, place), []).append(point)
-    return [here for here in found.values() if len(here) > 1]
 
 
 def _row(point: Point, arms: Sequence[str], key: str) -> Iterator[str]:
@@ -183,46 +185,6 @@ def _row(point: Point, arms: Sequence[str], key: str) -> Iterator[str]:
     for arm in arms:
         kind = "best" if fair.get(arm, math.nan) <= CLOSE * best else ""
         yield f'<td class="{kind}">{escape(BY_KEY[key].show(values.get(arm, math.nan)))}</td>'
-
-
-def _lines(points: Sequence[Point], arms: Sequence[str]) -> str:
-    """Seconds on a logarithmic scale, a line per arm, named at its end."""
-    told = {
-        arm: [(p.load or 0.0, p.arms[arm].figure("jct_mean_s")) for p in points if arm in p.arms]
-        for arm in arms
-    }
-    known = {a: [(x, y) for x, y in each if y > 0] for a, each in told.items()}
-    ys = [y for each in known.values() for _, y in each]
-    low, high = math.log(min(ys, default=1.0)), math.log(max(ys, default=1.0) * 1.01)
-    first, last = points[0].load or 0.0, points[-1].load or 0.0
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        along = (x - first) / (last - first or 1.0)
-        return 60 + 620 * along, 250 - 230 * (math.log(y) - low) / (high - low)
-
-    drawn, names = [], list[tuple[float, str, str]]()
-    for number, (arm, each) in enumerate((a, e) for a, e in known.items() if e):
-        colour = "#d1480f" if is_ours(arm) else f"hsl({(200 + 67 * number) % 360} 45% 50%)"
-        dots = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*one) for one in each))
-        width = 3 if is_ours(arm) else 1.5
-        drawn.append(
-            f'<polyline points="{dots}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
-        )
-        names.append((at(*each[-1])[1], arm, colour))
-    lowest = 0.0
-    for y, arm, colour in sorted(names):  # apart, so that each can be read
-        lowest = max(y, lowest + 13)
-        drawn.append(f'<text x="690" y="{lowest:.1f}" fill="{colour}">{escape(arm)}</text>')
-    drawn += [f'<text x="{at(p.load or 0, 1)[0]:.1f}" y="272">{p.load:g}</text>' for p in points]
-    ends = (math.exp(low), math.exp(high))
-    drawn += [f'<text x="0" y="{at(0, y)[1]:.1f}">{y:.3g} s</text>' for y in ends]
-    kind = points[0].arrivals.partition(":")[0]
-    unit = "programs that arrive per second" if kind == "poisson" else "programs at a time"
-    drawn.append(f'<text x="250" y="292">{unit}</text>')
-    return (
-        '<svg viewBox="0 0 900 300" width="900" font-size="12" fill="currentColor">'
-        f"{''.join(drawn)}</svg>"
-    )
 
 
 # --- what it cannot tell --------------------------------------------------------------------
@@ -249,10 +211,11 @@ def cautions(reported: Reported) -> Iterator[str]:
     if any(run.run.state == "interrupted" for run in runs):
         yield "A run was interrupted: its mean JCT is too low, for the slow programs are missing."
     for point in reported.points:
-        for arm, column in point.arms.items():
-            same = sameness(point.arms[point.base], column)
+        base, *others = point.arms
+        for arm in others:
+            same = sameness(point.arms[base], point.arms[arm])
             if same.same < same.of:
-                yield f"Answers differ from those of {escape(point.base)}: {escape(arm)}, {same}."
+                yield f"Answers differ from those of {escape(base)}: {escape(arm)}, {same}."
 
 
 def _most(runs: Sequence[Loaded], key: str) -> float:

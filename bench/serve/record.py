@@ -87,7 +87,6 @@ def machine() -> dict[str, str]:
     found = {
         "system": f"{platform.system()} {platform.machine()}",
         "cores": str(os.cpu_count() or 1),
-        "cores_used": str(len(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else "",
         "load_before": f"{os.getloadavg()[0]:.1f}",
     }
     return found | ({"gpu": gpu} if (gpu := _gpus()) else {})

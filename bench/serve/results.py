@@ -1,16 +1,6 @@
 """The format of a result folder: what every run leaves behind, and how to read it back.
 
-    RESULTS/
-      experiment.json        what all runs have in common, where there are several (`bench ab`)
-      report.html            all of it as one page (`bench report`)
-      runs/NAME/
-        run.json             one Run: what was measured, how, and how it ended
-        turns.jsonl          a Turn per line, in the order they ended
-        programs.jsonl       a Program per line, in the order they ended
-        before.prom          the server's /metrics before the first program, as it sent them
-        after.prom           and after the last one
-        server.log           of the server, where the runner started it (lmcache.log: LMCache's;
-                             router.log: that of the router in front)
+README.md has the files.
 
 Lines are appended as things end, so a run that was interrupted has all that was measured until
 then. Seconds are floats since the run began; a field that is not known is left out or 0.
@@ -77,7 +67,6 @@ class Dram(msgspec.Struct, kw_only=True, frozen=True):
 
     bytes: int
     live_bytes: int
-    whose: str = ""  # KV that is, in words
 
     @property
     def pressure(self) -> float:

@@ -43,20 +43,13 @@ def packages(on_cpu: bool) -> tuple[str, ...]:
 
 
 def missing(folder: Path, on_cpu: bool) -> list[str]:
-    """What of it is not there: in our folder in these versions, elsewhere in any.
+    """What of it is not there, in whatever version: a run writes down which it had.
 
-    Elsewhere cupy may be of another CUDA too, as that LMCache is.
+    cupy may be of another CUDA, as that LMCache is.
     """
-    wanted = list(packages(on_cpu))
-    if folder.resolve() != FOLDER.resolve():
-        wanted = [each.partition("==")[0].replace(CUDA, "*") for each in wanted]
-    return [each for each in wanted if not any(folder.glob(_dist_info(each)))]
-
-
-def _dist_info(requirement: str) -> str:
-    """A pattern for the folder that pip leaves behind."""
-    name, _, version = requirement.replace("-", "_").partition("==")
-    return f"{name}-{version or '*'}.dist-info"
+    names = (each.partition("==")[0].replace(CUDA, "*") for each in packages(on_cpu))
+    found = ((name, folder.glob(f"{name.replace('-', '_')}-*.dist-info")) for name in names)
+    return [name for name, paths in found if not any(paths)]
 
 
 def install(folder: Path = FOLDER) -> None:

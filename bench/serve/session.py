@@ -14,6 +14,7 @@ from bench.serve.api import Api, ApiError, Patience
 from bench.serve.load import Client, Load, OnTurn, warm_up
 from bench.serve.record import RunFolder
 from bench.serve.results import State
+from bench.serve.token_ids import LOW
 
 RESETS = 60  # stores of the last load may take seconds
 
@@ -88,7 +89,7 @@ async def _forget(api: Api, patience: Patience) -> None:
 
 async def _one_more_step(api: Api, load: Load) -> None:
     """A connector's last counters come with it."""
-    body = {"model": load.model, "prompt": [load.tokens.low], "max_tokens": 1, "temperature": 0.0}
+    body = {"model": load.model, "prompt": [LOW], "max_tokens": 1, "temperature": 0.0}
     await api.complete(body)
 
 

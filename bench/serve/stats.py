@@ -30,8 +30,6 @@ class Ratio:
     value: float
     low: float
     high: float
-    num_repeats: int
-    num_programs: int  # of all repeats: those that both sides have
 
     def __str__(self) -> str:
         if math.isnan(self.value):
@@ -41,7 +39,7 @@ class Ratio:
         return f"{self.value:.2f}x [{self.low:.2f}..{self.high:.2f}]"
 
 
-NO_RATIO = Ratio(math.nan, math.nan, math.nan, 0, 0)
+NO_RATIO = Ratio(math.nan, math.nan, math.nan)
 
 
 def paired_ratio(
@@ -67,17 +65,16 @@ def paired_ratio(
     middle, half = fmean(logs), math.nan
     if len(logs) >= MIN_REPEATS and num_programs >= min_programs:
         half = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    low, high = math.exp(middle - half), math.exp(middle + half)
-    return Ratio(math.exp(middle), low, high, len(logs), num_programs)
+    return Ratio(*(math.exp(each) for each in (middle, middle - half, middle + half)))
 
 
-def t_quantile(freedom: int, level: float = LEVEL) -> float:
+def t_quantile(freedom: int) -> float:
     """Half the width of a two-sided t interval in standard errors.
 
     The expansion about the normal quantile (Abramowitz and Stegun, 26.7.5): from 4 degrees of
     freedom on within 0.1 %.
     """
-    z, n = NormalDist().inv_cdf((1 + level) / 2), freedom
+    z, n = NormalDist().inv_cdf((1 + LEVEL) / 2), freedom
     return (
         z
         + (z**3 + z) / (4 * n)

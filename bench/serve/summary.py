@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from rich.table import Table
 
 from bench.common.tables import mean, quantile
 from bench.serve.metrics import total
 from bench.serve.results import Loaded, Turn
+from bench.serve.stats import MIN_PROGRAMS_P95, Sampled, Statistic
 
 PROMPT = "vllm:prompt_tokens_by_source_total"
 MIN_PROGRAMS_P99 = 100  # of fewer it is the slowest one
@@ -28,7 +29,7 @@ class Figure:
     @property
     def name(self) -> str:
         """The title where it heads a column."""
-        return self.title.strip().removeprefix("server: ")
+        return self.title.strip()
 
     def show(self, value: float) -> str:
         """The value with its unit; a dash where there is none."""
@@ -39,20 +40,59 @@ class Figure:
         return f"{value:,.0f} {self.unit}".rstrip()
 
 
-def _jct(run: Loaded) -> list[float]:
-    return [program.jct_s for program in run.finished]
+@dataclass(frozen=True)
+class Compared(Figure):
+    """One whose ratio is worth an interval: what is paired, and what is made of it."""
+
+    sample: Callable[[Loaded], Sampled] = field(kw_only=True)
+    statistic: Statistic = mean
+    min_programs: int = 0  # with fewer there is no interval
+    of_finished: bool = False  # programs that failed are in no such figure
 
 
-def _p99(values: list[float]) -> float:
+def _compared(
+    key: str,
+    title: str,
+    sample: Callable[[Loaded], Sampled],
+    statistic: Statistic = mean,
+    min_programs: int = 0,
+) -> Compared:
+    """Seconds: the statistic of all that a run's sample has."""
+
+    def value(run: Loaded) -> float:
+        return statistic([one for values in sample(run).values() for one in values])
+
+    is_jct = sample is _jct
+    return Compared(key, title, value, "s", statistic, min_programs, is_jct, sample=sample)
+
+
+def _jct(run: Loaded) -> Sampled:
+    return {program.program: [program.jct_s] for program in run.finished}
+
+
+def _turns(field: str) -> Callable[[Loaded], Sampled]:
+    """Of turns that were answered, where there is such a time."""
+
+    def sample(run: Loaded) -> Sampled:
+        found: dict[str, list[float]] = {}
+        for turn in _good(run):
+            if seconds := getattr(turn, field):
+                found.setdefault(turn.program, []).append(seconds)
+        return found
+
+    return sample
+
+
+def _p95(values: Sequence[float]) -> float:
+    return quantile(values, 0.95)
+
+
+def _p99(values: Sequence[float]) -> float:
     return quantile(values, 0.99) if len(values) >= MIN_PROGRAMS_P99 else math.nan
 
 
 def _good(run: Loaded) -> list[Turn]:
     return [turn for turn in run.turns if not turn.error]
-
-
-def _ttft(run: Loaded) -> list[float]:
-    return [turn.ttft_s for turn in _good(run)]
 
 
 def _ttft_first(run: Loaded) -> list[float]:
@@ -89,55 +129,48 @@ def _told(name: str) -> Callable[[Loaded], float]:
     return lambda run: run.run.told.get(name, math.nan)
 
 
-def _metric(name: str) -> Callable[[Loaded], float]:
-    return lambda run: total(run.added, name) if run.added else math.nan
+def _found_pct(run: Loaded) -> float:
+    return 100 * _cached_pct(run) / run.run.told.get("theory_pct", math.nan)
 
 
+def _late(run: Loaded) -> float:
+    """How late the client itself was: a program begun too late, or its event loop held up."""
+    return max([run.run.max_lag_s, *(p.start_s - p.arrival_s for p in run.programs)])
+
+
+COMPUTED = _source("local_compute")
 FIGURES = (
-    Figure("jct_mean_s", "JCT mean", lambda r: mean(_jct(r)), "s"),
-    Figure("jct_p50_s", "JCT P50", lambda r: quantile(_jct(r), 0.5), "s"),
-    Figure("jct_p95_s", "JCT P95", lambda r: quantile(_jct(r), 0.95), "s"),
-    Figure("jct_p99_s", "JCT P99", lambda r: _p99(_jct(r)), "s"),
-    Figure("ttft_mean_s", "TTFT mean", lambda r: mean(_ttft(r)), "s"),
-    Figure("ttft_p95_s", "TTFT P95", lambda r: quantile(_ttft(r), 0.95), "s"),
+    _compared("jct_mean_s", "JCT mean", _jct),
+    _compared("jct_p95_s", "JCT P95", _jct, _p95, MIN_PROGRAMS_P95),
+    _compared("jct_p99_s", "JCT P99", _jct, _p99, MIN_PROGRAMS_P99),
+    _compared("ttft_mean_s", "TTFT mean", _turns("ttft_s")),
+    _compared("ttft_p95_s", "TTFT P95", _turns("ttft_s"), _p95, MIN_PROGRAMS_P95),
     Figure("ttft_first_mean_s", "first turns", lambda r: mean(_ttft_first(r)), "s"),
-    Figure(
-        "tpot_mean_s",
-        "TPOT mean",
-        lambda r: mean([t.tpot_s for t in _good(r) if t.tpot_s]),
-        "s",
-    ),
+    _compared("tpot_mean_s", "TPOT mean", _turns("tpot_s")),
     Figure("gap_p99_ms", "token gap P99", lambda r: quantile(gaps(r), 0.99), "ms"),
     Figure("hooks_ms", "hooks per turn", _hooks_ms, "ms"),
-    Figure("turn_mean_s", "turn mean", lambda r: mean([t.latency_s for t in _good(r)]), "s"),
+    _compared("turn_mean_s", "turn mean", _turns("latency_s")),
     Figure("prompt_tokens", "prompt tokens", lambda r: sum(t.prompt_tokens for t in _good(r))),
     Figure("cached_tokens", "  cached", lambda r: sum(t.cached_tokens for t in _good(r))),
     Figure("cached_pct", "  cached", _cached_pct, "%"),
     Figure("theory_pct", "  could be cached", _told("theory_pct"), "%"),
-    Figure(
-        "found_pct",
-        "  of that cached",
-        lambda r: 100 * _cached_pct(r) / r.run.told.get("theory_pct", math.nan),
-        "%",
-    ),
+    Figure("found_pct", "  of that cached", _found_pct, "%"),
     Figure("tokens_per_s", "tokens per second", _told("tokens_per_s")),
     Figure("stored_gb", "stored", _told("stored_gb"), "GB"),
     Figure("loaded_gb", "loaded", _told("loaded_gb"), "GB"),
     Figure("written_gb", "written to disk", _told("written_gb"), "GB"),
     Figure("read_gb", "read from disk", _told("read_gb"), "GB"),
     Figure("busy_pct", "GPU busy", _told("busy_pct"), "%"),
-    Figure("computed_tokens", "  server: computed", _source("local_compute")),
-    Figure("hit_vram_tokens", "  server: hit in VRAM", _source("local_cache_hit")),
-    Figure("hit_dram_tokens", "  server: hit in DRAM", _source("external_kv_transfer")),
-    Figure("saved_tokens", "  server: saved by both", _saved),
-    Figure("preemptions", "preemptions", _metric("vllm:num_preemptions_total")),
+    Compared("computed_tokens", "  computed", COMPUTED, sample=lambda r: {"": [COMPUTED(r)]}),
+    Figure("hit_vram_tokens", "  hit in VRAM", _source("local_cache_hit")),
+    Figure("hit_dram_tokens", "  hit in DRAM", _source("external_kv_transfer")),
+    Figure("saved_tokens", "  saved by both", _saved),
     Figure("programs", "programs done", lambda r: len(r.finished)),
     Figure("failed_programs", "programs failed", lambda r: len(r.programs) - len(r.finished)),
     Figure("failed_turns", "turns failed", lambda r: sum(bool(t.error) for t in r.turns)),
     Figure("retries", "retries", lambda r: sum(max(t.tries - 1, 0) for t in r.turns)),
-    Figure("timeouts", "timeouts", lambda r: _timeouts(r.turns)),
     Figure("wall_s", "wall", lambda r: r.run.wall_s, "s"),
-    Figure("late_s", "client late, most", lambda r: _late(r), "s"),
+    Figure("late_s", "client late, most", _late, "s"),
 )
 BY_KEY = {figure.key: figure for figure in FIGURES}
 
@@ -169,12 +202,3 @@ def table_of(run: Loaded) -> Table:
             f"turn {index + 1}: {tokens:,.0f} tokens, {cached:,.0f} cached", f"{seconds:.3g} s"
         )
     return table
-
-
-def _timeouts(turns: Iterable[Turn]) -> int:
-    return sum(failure.startswith("timeout") for turn in turns for failure in turn.failures)
-
-
-def _late(run: Loaded) -> float:
-    """How late the client itself was: a program begun too late, or its event loop held up."""
-    return max([run.run.max_lag_s, *(p.start_s - p.arrival_s for p in run.programs)])

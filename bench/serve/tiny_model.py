@@ -14,21 +14,17 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from bench.cache import CACHE
 from bench.cli import start, teaching_parser
-from bench.serve.tiny_states import state_config, state_weights
-from bench.serve.tokenizer import BOS, EOS, FIRST_WORD, PAD, write_tokenizer
+from bench.serve.tiny_weights import CONV, full_layers, weights
+from bench.serve.tokenizer import BOS, EOS, PAD, write_tokenizer
 
 MODELS = CACHE / "models"
-Array = npt.NDArray[np.float32]
+ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 
 
 @dataclass(frozen=True)
@@ -120,7 +116,7 @@ def make_model(shape: ModelShape = LLAMA, root: Path = MODELS) -> Path:
 
 def _sources() -> bytes:
     here = Path(__file__)
-    sources = (here, here.with_name("tiny_states.py"), here.with_name("tokenizer.py"))
+    sources = (here, here.with_name("tiny_weights.py"), here.with_name("tokenizer.py"))
     return b"".join(each.read_bytes() for each in sources)
 
 
@@ -129,15 +125,12 @@ def _write(folder: Path, shape: ModelShape) -> None:
 
     folder.chmod(0o755)
     write_shape(folder, shape)
-    weights = {"gpt_oss": _gpt_oss_weights, "llama": _weights, "hybrid": _weights}
-    tensors = weights.get(shape.family, _state_weights)(shape)
-    save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(dict(weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_shape(folder: Path, shape: ModelShape) -> None:
     """A model but for its weights; vLLM makes some up with `--load-format dummy`."""
-    make = {"llama": _llama_config, "hybrid": _gemma_config, "gpt_oss": _gpt_oss_config}
-    config = make.get(shape.family, _state_config)(shape)
+    config = _common_config(shape) | CONFIGS[shape.family](shape)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     (folder / "generation_config.json").write_text(json.dumps(generation))
@@ -165,24 +158,22 @@ def _common_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def _llama_config(shape: ModelShape) -> dict[str, Any]:
-    return _common_config(shape) | {
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "hidden_act": "silu",
         "mlp_bias": False,
-        "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
+        "rope_parameters": ROPE,
     }
 
 
-def _layer_types(shape: ModelShape) -> list[str]:
-    return [
-        "full_attention" if (i + 1) % shape.full_every == 0 else "sliding_attention"
-        for i in range(shape.layers)
-    ]
+def _layer_types(shape: ModelShape, others: str = "sliding_attention") -> list[str]:
+    full = full_layers(shape)
+    return ["full_attention" if i in full else others for i in range(shape.layers)]
 
 
 def _gpt_oss_config(shape: ModelShape) -> dict[str, Any]:
-    return _common_config(shape) | {
+    return {
         "architectures": ["GptOssForCausalLM"],
         "model_type": "gpt_oss",
         "attention_bias": True,
@@ -203,7 +194,7 @@ def _gpt_oss_config(shape: ModelShape) -> dict[str, Any]:
 
 
 def _gemma_config(shape: ModelShape) -> dict[str, Any]:
-    return _common_config(shape) | {
+    return {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "hidden_activation": "gelu_pytorch_tanh",
@@ -211,102 +202,60 @@ def _gemma_config(shape: ModelShape) -> dict[str, Any]:
         "sliding_window": shape.window,
         "layer_types": _layer_types(shape),
         "rope_parameters": {
-            kind: {"rope_theta": theta, "rope_type": "default"}
-            for kind, theta in (("full_attention", 1_000_000.0), ("sliding_attention", 10_000.0))
+            "full_attention": ROPE | {"rope_theta": 1_000_000.0},
+            "sliding_attention": ROPE,
         },
     }
 
 
-def _state_config(shape: ModelShape) -> dict[str, Any]:
-    return _common_config(shape) | state_config(shape)
+def _qwen_config(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "layer_types": _layer_types(shape, "linear_attention"),
+        "rope_parameters": ROPE,
+        "hidden_act": "silu",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "linear_conv_kernel_dim": CONV,
+        "linear_key_head_dim": shape.head_dim,
+        "linear_value_head_dim": shape.head_dim,
+        "linear_num_key_heads": shape.kv_heads,
+        "linear_num_value_heads": shape.heads,
+        "num_experts": shape.experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": shape.intermediate,
+        "shared_expert_intermediate_size": shape.intermediate,
+    }
 
 
-def _matrices(shape: ModelShape) -> Callable[..., Array]:
-    """Return what makes matrices, always the same ones in the same order."""
-    rng = np.random.default_rng(shape.seed)
-
-    def matrix(rows: int, cols: int, gain: float = 1.0) -> Array:
-        values: Array = rng.standard_normal((rows, cols), dtype=np.float32)
-        values *= np.float32(gain / cols**0.5)
-        return values
-
-    return matrix
-
-
-def _weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
-    """Yield every tensor by its checkpoint name, always in the same order."""
-    matrix = _matrices(shape)
-    # Gemma multiplies embeddings by sqrt(hidden) and stores its norm weights minus one.
-    gemma = shape.window > 0
-    norm = np.full(shape.hidden, 0.0 if gemma else 1.0, dtype=np.float32)
-    head_norm = np.zeros(shape.head_dim, dtype=np.float32)
-    yield "model.embed_tokens.weight", matrix(shape.vocab, shape.hidden, 1.0 if gemma else 16.0)
-    norms = ["input_layernorm", "post_attention_layernorm"]
-    if gemma:
-        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
-    q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    for i in range(shape.layers):
-        at = f"model.layers.{i}."
-        for name in norms:
-            yield f"{at}{name}.weight", norm.copy()
-        # Sharp queries and strong values: attention looks somewhere, and it matters where.
-        yield f"{at}self_attn.q_proj.weight", matrix(q_rows, shape.hidden, 2.0)
-        yield f"{at}self_attn.k_proj.weight", matrix(kv_rows, shape.hidden, 2.0)
-        yield f"{at}self_attn.v_proj.weight", matrix(kv_rows, shape.hidden, 1.5)
-        yield f"{at}self_attn.o_proj.weight", matrix(shape.hidden, q_rows, 1.5)
-        if gemma:
-            yield f"{at}self_attn.q_norm.weight", head_norm + np.float32(0.5)
-            yield f"{at}self_attn.k_norm.weight", head_norm + np.float32(0.5)
-        yield f"{at}mlp.gate_proj.weight", matrix(shape.intermediate, shape.hidden)
-        yield f"{at}mlp.up_proj.weight", matrix(shape.intermediate, shape.hidden)
-        yield f"{at}mlp.down_proj.weight", matrix(shape.hidden, shape.intermediate)
-    yield "model.norm.weight", norm.copy()
-    yield "lm_head.weight", _head(shape, matrix)
+def _granite_config(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "layer_types": _layer_types(shape, "linear_attention"),
+        "rope_parameters": ROPE,
+        "hidden_act": "silu",
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "model_type": "granitemoehybrid",
+        "attention_multiplier": shape.head_dim**-0.5,
+        "position_embedding_type": "rope",
+        "num_local_experts": 0,
+        "num_experts_per_tok": 0,
+        "shared_intermediate_size": shape.intermediate,
+        "mamba_n_heads": 2 * shape.hidden // shape.head_dim,
+        "mamba_d_head": shape.head_dim,
+        "mamba_d_state": shape.state_dim,
+        "mamba_d_conv": CONV,
+        "mamba_expand": 2,
+        # vLLM's scan for CPUs gives one state per sequence: a chunk must hold a whole prefill.
+        "mamba_chunk_size": shape.max_position,
+    }
 
 
-def _gpt_oss_weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
-    """The same of gpt-oss: experts in one tensor (rows are inputs), biases, sinks."""
-    matrix = _matrices(shape)
-    norm = np.ones(shape.hidden, dtype=np.float32)
-    rows = {"q": shape.heads, "k": shape.kv_heads, "v": shape.kv_heads}
-    yield "model.embed_tokens.weight", matrix(shape.vocab, shape.hidden, 16.0)
-    for i in range(shape.layers):
-        at = f"model.layers.{i}."
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{at}{name}.weight", norm.copy()
-        for name, heads in rows.items():
-            out = heads * shape.head_dim
-            yield f"{at}self_attn.{name}_proj.weight", matrix(out, shape.hidden, 2.0)
-            yield f"{at}self_attn.{name}_proj.bias", matrix(1, out)[0]
-        out = shape.heads * shape.head_dim
-        yield f"{at}self_attn.o_proj.weight", matrix(shape.hidden, out, 1.5)
-        yield f"{at}self_attn.o_proj.bias", matrix(1, shape.hidden)[0]
-        yield f"{at}self_attn.sinks", matrix(1, shape.heads)[0]
-        yield f"{at}mlp.router.weight", matrix(shape.experts, shape.hidden)
-        yield f"{at}mlp.router.bias", matrix(1, shape.experts)[0]
-        both = shape.experts, shape.hidden, 2 * shape.intermediate
-        up = matrix(both[0] * both[2], both[1]).reshape(both[0], both[2], both[1])
-        yield f"{at}mlp.experts.gate_up_proj", up.transpose(0, 2, 1).copy()
-        yield f"{at}mlp.experts.gate_up_proj_bias", matrix(both[0], both[2])
-        down = matrix(both[0] * shape.hidden, shape.intermediate)
-        down = down.reshape(shape.experts, shape.hidden, shape.intermediate)
-        yield f"{at}mlp.experts.down_proj", down.transpose(0, 2, 1).copy()
-        yield f"{at}mlp.experts.down_proj_bias", matrix(shape.experts, shape.hidden)
-    yield "model.norm.weight", norm.copy()
-    yield "lm_head.weight", _head(shape, matrix)
-
-
-def _state_weights(shape: ModelShape) -> Iterator[tuple[str, Array]]:
-    matrix = _matrices(shape)
-    yield "model.embed_tokens.weight", matrix(shape.vocab, shape.hidden, 16.0)
-    yield from state_weights(shape, matrix)
-    yield "lm_head.weight", _head(shape, matrix)
-
-
-def _head(shape: ModelShape, matrix: Callable[..., Array]) -> Array:
-    head = matrix(shape.vocab, shape.hidden, 4.0)
-    head[:FIRST_WORD] = 0.0  # answers are words only: they read back as the same tokens
-    return head
+CONFIGS = {  # what config.json says beside that which all models say
+    "llama": _llama_config,
+    "hybrid": _gemma_config,
+    "gpt_oss": _gpt_oss_config,
+    "qwen3_next": _qwen_config,
+    "granite_hybrid": _granite_config,
+}
 
 
 def main() -> None:

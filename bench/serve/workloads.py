@@ -1,10 +1,6 @@
 """The loads that can be named: what a program is, how many there are, how they arrive.
 
-sweep                the 8-turn agent of the four-GPU LMCache sweep, to the token
-pressure             6 programs x 4 turns, one request at a time: which KV survives in DRAM?
-claude-code:FILE     recorded coding sessions (`replay.py`)
-FILE                 a trace that somebody recorded, of any format that is known (`replay.py`)
-FILE.toml            your own (`own.py`)
+README.md has them.
 """
 
 from __future__ import annotations

@@ -249,7 +249,7 @@ def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> Non
 def grids(console: Console, results: Sequence[Result]) -> Iterator[Grid]:
     """A table per point, more where the terminal is narrow; `x`: over the first arm."""
     for point in report.points(results):
-        yield from compare.tables(console, escape(point.title), list(point.arms.values()))
+        yield from compare.tables(console, escape(point.title), point.columns)
 
 
 def listing(console: Console) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.arms import STOCK, Role
-from bench.serve.metrics import Labels, Metrics
-from bench.serve.page import page_of
-from bench.serve.points import Point, Reported, points_of
+from bench.serve.compare import Point, points_of
+from bench.serve.metrics import Metrics
+from bench.serve.page import Reported, page_of
 from bench.serve.results import Loaded, Program, Run, Turn
 from bench.serve.summary import PROMPT
 from bench.sim.arms import role_of
@@ -149,8 +149,6 @@ def _added(record: RunRecord) -> Metrics:
         "local_cache_hit": record.num_local_tokens,
         "external_kv_transfer": record.num_external_tokens,
     }
-    added: Metrics = {
+    return {
         (PROMPT, frozenset({("source", source)})): float(number) for source, number in found.items()
     }
-    nothing: Labels = frozenset()
-    return {**added, ("vllm:num_preemptions_total", nothing): float(record.num_preemptions)}

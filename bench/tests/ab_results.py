@@ -97,12 +97,6 @@ def _metrics(turns: float, factor: float) -> str:
     )
 
 
-def cannot_run(root: Path, arm: str, reason: str) -> None:
-    run = run_of(arm, 2.0)
-    with RunFolder(root / results.RUNS / run.name, run) as out:
-        out.close("cannot_run", reason)
-
-
 def experiment(
     root: Path, pressures: tuple[float, ...] = (2.0,), repeats: int = 2, **fields: Any
 ) -> Path:
@@ -112,5 +106,7 @@ def experiment(
             for pressure in pressures if arm != "none" else (0.0,):
                 share = factor ** (1 / (1 + pressure)) if pressure else factor
                 measured(root, run_of(arm, pressure, repeat, **fields), share)
-    cannot_run(root, "simple", "it copies with <CUDA>, and there is none here")
+    run = run_of("simple", 2.0)
+    with RunFolder(root / results.RUNS / run.name, run) as out:
+        out.close("cannot_run", "it copies with <CUDA>, and there is none here")
     return root

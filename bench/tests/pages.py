@@ -5,7 +5,7 @@ from __future__ import annotations
 import html.parser
 import re
 
-VOID = {"meta", "br", "path", "use"}
+VOID = {"meta", "br"}
 
 
 class Reader(html.parser.HTMLParser):
@@ -20,12 +20,7 @@ class Reader(html.parser.HTMLParser):
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         if tag not in VOID:
             self.open.append(tag)
-        self.sources += [v or "" for k, v in attributes if k in ("src", "href", "xlink:href")]
-
-    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attributes)
-        if tag not in VOID:
-            self.open.pop()
+        self.sources += [v or "" for k, v in attributes if k in ("src", "href")]
 
     def handle_endtag(self, tag: str) -> None:
         if tag not in VOID:

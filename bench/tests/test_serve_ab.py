@@ -16,7 +16,7 @@ import pytest
 
 from bench.common.plans import Added
 from bench.serve import cli_ab, compare, kept, results, router, session
-from bench.serve.ab import EXPERIMENT, Experiment, cells, check_folder, run_all
+from bench.serve.ab import Experiment, cells, check_folder, run_all
 from bench.serve.aiperf import Aiperf
 from bench.serve.api import Patience
 from bench.serve.arms import ServerArm, Setup, find_arm
@@ -217,6 +217,9 @@ def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Pat
     ]
     assert (tmp_path / "out/runs/01-none/turns.jsonl").read_bytes() == before
     assert len(results.load_run(half).turns) == 6
+    run_all({tmp_path / "out": experiment(model, "none", repeats=2)})
+    runs = [each.run for each in results.load(tmp_path / "out")]
+    assert [(run.name, run.order) for run in runs[1:]] == [("01-none-priority", 1), ("02-none", 2)]
 
 
 def rates(wanted: Experiment, out: Path) -> dict[Path, Experiment]:
@@ -264,16 +267,6 @@ def as_stock(arm: ServerArm) -> ServerArm:
     return replace(arm, setup=lambda place: Setup())
 
 
-def test_arms_that_come_later_are_compared_with_the_same_base(
-    api: FakeApi, model: Path, tmp_path: Path
-) -> None:
-    run_all({tmp_path / "out": experiment(model, "none-priority")})
-    run_all({tmp_path / "out": experiment(model, "none")})
-    runs = results.load(tmp_path / "out")
-    assert [(run.run.arm, run.run.order) for run in runs] == [("none-priority", 0), ("none", 1)]
-    assert [column.key[0] for column in compare.columns(runs, "none")] == ["none", "none-priority"]
-
-
 def test_another_experiment_is_refused_in_the_same_folder(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
@@ -283,6 +276,8 @@ def test_another_experiment_is_refused_in_the_same_folder(
     other = replace(experiment(model, "none").server, eager=False, max_num_seqs=7)
     with pytest.raises(ResultError, match=r"\(seqs, eager differ\)"):
         run_all({tmp_path / "out": experiment(model, "none", server=other)})
+    with pytest.raises(ResultError, match=r"\(client differ\)"):
+        check_folder(asked_by_aiperf(model), tmp_path / "out")
 
 
 def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
@@ -335,37 +330,31 @@ def test_a_server_that_dies_in_the_warm_up_died_and_is_not_called_unable(
     assert states == ["cannot_run", "died"]
 
 
-@pytest.mark.parametrize(("is_up", "state"), [(1, "done"), (0, "cannot_run")])
-def test_our_arm_without_its_dram_tier_is_reported_as_not_run(
+@pytest.mark.parametrize(
+    ("tier", "arm", "what"),
+    [("tier_up", "continuum", "DRAM tier"), ("disk_up", "continuum-disk", "disk")],
+)
+def test_our_arm_without_a_tier_of_its_own_is_reported_as_not_run(
     api: FakeApi,
     model: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    is_up: int,
-    state: str,
+    tier: str,
+    arm: str,
+    what: str,
 ) -> None:
-    said = "WARNING No DRAM tier on this rank: the native library is not built"
+    said = f"WARNING No {what.removesuffix(' tier')} tier on this rank: there is no room"
     monkeypatch.setattr(FakeVllm, "said", said)
-    api.metrics = f'continuum:tier_up{{engine="0"}} {is_up}\n'
-    run_all({tmp_path / "out": experiment(model, "continuum", "none")})
-    ours, stock = (run.run for run in results.load(tmp_path / "out"))
-    assert (ours.state, stock.state) == (state, "done")
-    assert ("the native library is not built" in ours.reason) == (not is_up)
-    assert [c.key[0] for c in compare.columns(results.load(tmp_path / "out"))] == (
-        ["continuum:adaptive", "none"] if is_up else ["none"]
-    )
-
-
-def test_the_title_says_whose_kv_the_pressure_means(
-    api: FakeApi, model: Path, tmp_path: Path
-) -> None:
-    api.metrics = "continuum:tier_up 1\n"
-    wanted = experiment(model, "none", "continuum", arrivals="closed:2")
-    run_all({tmp_path / "out": wanted})
-    console = cli_ab.Console(file=io.StringIO(), record=True, width=160)
-    cli_ab.show(console, results.load(tmp_path / "out"), tmp_path / "out", find_arm("none"))
-    title = "live KV of the 2 largest of 3 programs / DRAM = 2; ratios are to vLLM"
-    assert title in console.export_text()
+    for is_up, state in ((1, "done"), (0, "cannot_run")):
+        lines = {"tier_up": 1, "disk_up": 1, tier: is_up}
+        api.metrics = "".join(f'continuum:{key}{{engine="0"}} {n}\n' for key, n in lines.items())
+        out = tmp_path / state
+        run_all({out: experiment(model, arm, "none", disk=tmp_path / "drive")})
+        ours, stock = results.load(out)
+        assert (ours.run.state, stock.run.state) == (state, "done")
+        told = f"it served without its {what} (continuum:{tier} is 0). {said[8:]}"
+        assert ours.run.reason == ("" if is_up else told)
+        assert len(compare.columns([ours, stock])) == 1 + is_up
 
 
 def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
@@ -387,15 +376,6 @@ def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
         assert (run.run.state, len(run.turns)) == ("interrupted", 2)
         assert run_all({tmp_path / "out": wanted}) == "done"
     assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
-
-
-def test_a_folder_of_one_client_takes_no_runs_of_another(model: Path, tmp_path: Path) -> None:
-    ours, theirs = experiment(model, "none"), asked_by_aiperf(model)
-    for first, other in ((ours, theirs), (theirs, ours)):
-        (tmp_path / EXPERIMENT).write_text(json.dumps(first.settings()))
-        check_folder(first, tmp_path)
-        with pytest.raises(ResultError, match=r"another experiment \(client differ\)"):
-            check_folder(other, tmp_path)
 
 
 def test_a_load_that_the_client_cannot_play_is_told_before_anything_starts(model: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_ratio_of_programs_that_are_all_twice_as_slow_is_certain() -> None:
 
 def test_only_programs_that_both_have_are_compared() -> None:
     ratio = stats.paired_ratio([{"a": [1.0], "b": [50.0]}], [{"a": [3.0]}], mean)
-    assert (ratio.value, ratio.num_programs) == (pytest.approx(3.0), 1)
+    assert ratio.value == pytest.approx(3.0)
     assert math.isnan(stats.paired_ratio([{"a": [1.0]}], [{}], mean).value)
 
 
@@ -102,17 +102,9 @@ def test_the_interval_of_five_repeats_holds_the_true_ratio_as_often_as_it_says()
     assert 0.90 <= hits / 1000 <= 0.99
 
 
-def test_repeats_that_disagree_make_the_interval_wide_however_many_programs_each_has() -> None:
-    base = samples(*[1.0] * 50) * 6
-    other = [*samples(*[1.0] * 50), *samples(*[4.0] * 50)] * 3
-    ratio = stats.paired_ratio(base, other, mean)
-    assert ratio.value == pytest.approx(2.0)
-    assert ratio.low < 1 < 4 < ratio.high
-
-
 def test_few_repeats_have_a_ratio_and_no_interval() -> None:
     ratio = stats.paired_ratio(samples(1, 5) * 4, samples(2, 10) * 4, mean)
-    assert (str(ratio), ratio.num_repeats) == ("2.00x", 4)
+    assert str(ratio) == "2.00x"
 
 
 @pytest.mark.parametrize(("programs", "has"), [(19, False), (20, True)])
@@ -123,9 +115,9 @@ def test_a_p95_has_an_interval_from_a_hundred_programs_on(
         write(tmp_path, "none", repeat, programs=programs)
         write(tmp_path, "ours", repeat, slower=0.5, programs=programs)
     base, ours = compare.columns(results.load(tmp_path))
-    by_key = {what.key: compare.ratio(base, ours, what) for what in compare.COMPARED}
-    assert ("[" in str(by_key["jct_p95_s"])) == ("[" in str(by_key["ttft_p95_s"])) == has
-    assert "[" in str(by_key["jct_mean_s"])
+    told = {key: str(compare.ratio(base, ours, key)) for key in summary.BY_KEY}
+    assert ("[" in told["jct_p95_s"]) == ("[" in told["ttft_p95_s"]) == has
+    assert "[" in told["jct_mean_s"]
 
 
 def test_there_is_no_ratio_of_jct_where_one_arm_lost_more_programs(tmp_path: Path) -> None:
@@ -133,12 +125,10 @@ def test_there_is_no_ratio_of_jct_where_one_arm_lost_more_programs(tmp_path: Pat
     write(tmp_path, "ours", 0, slower=0.5, failed=1)
     write(tmp_path, "alike", 0, failed=1)
     found = {column.key[0]: column for column in compare.columns(results.load(tmp_path))}
-    shown = {
-        what.key: str(compare.ratio(found["none"], found["ours"], what))
-        for what in compare.COMPARED
-    }
-    assert (shown["jct_mean_s"], shown["jct_p95_s"], shown["ttft_mean_s"]) == ("-", "-", "0.50x")
-    assert str(compare.ratio(found["ours"], found["alike"], compare.COMPARED[0])) == "2.00x"
+    keys = ("jct_mean_s", "jct_p95_s", "ttft_mean_s")
+    told = [str(compare.ratio(found["none"], found["ours"], key)) for key in keys]
+    assert told == ["-", "-", "0.50x"]
+    assert str(compare.ratio(found["ours"], found["alike"], "jct_mean_s")) == "2.00x"
 
 
 def test_arms_are_compared_and_their_answers_checked(tmp_path: Path) -> None:
@@ -146,46 +136,22 @@ def test_arms_are_compared_and_their_answers_checked(tmp_path: Path) -> None:
         write(tmp_path, "none", repeat)
         write(tmp_path, "ours", repeat, slower=0.5, answer=8 if repeat else 7)
     base, ours = compare.columns(results.load(tmp_path))
-    by_key = {what.key: compare.ratio(base, ours, what) for what in compare.COMPARED}
-    assert [ratio.value for ratio in by_key.values()] == pytest.approx([0.5] * len(by_key))
-    assert by_key["jct_mean_s"].num_programs == 10
+    ratios = {key: compare.ratio(base, ours, key) for key in summary.BY_KEY}
+    told = {key: str(each) for key, each in ratios.items() if each is not None}
+    assert told.pop("jct_p99_s") == "-"  # of ten programs
+    assert len(told) == 7
+    assert set(told.values()) == {"0.50x"}
     same = compare.sameness(base, ours)
     assert (same.same, same.of) == (15, 30)
     assert str(same) == "NO (15/30; first p0 turn 1 repeat 2)"
     assert str(compare.sameness(base, base)) == "yes (30/30)"
 
 
-@pytest.mark.parametrize(
-    ("vocab", "drawn"),
-    [(2048, (1000, 2048)), (29_999, (1000, 29_999)), (128_256, (1000, 30_000)), (9, (4, 9))],
-)
-def test_agents_send_only_ids_that_the_served_model_knows(
-    tmp_path: Path, vocab: int, drawn: tuple[int, int]
-) -> None:
-    with fake_server() as server:
-        server.vocab = vocab
-        line = ["agents", server.url, "--workload", "pressure", "--warm-up", "0", "--programs", "1"]
-        done = CliRunner().invoke(app, [*line, "--out", str(tmp_path / "a")])
-    assert done.exit_code == 0, done.output
-    low, high = drawn
-    sent = [token for prompt in server.prompts for token in prompt[:700]]
-    assert low <= min(sent) <= max(sent) < high
-    assert results.load(tmp_path / "a")[0].run.settings["vocab"] == f"{low}:{high}"
-
-
-def test_agents_on_a_server_that_takes_no_id_at_all_end_with_its_words(tmp_path: Path) -> None:
-    with fake_server() as server:
-        server.vocab = 0
-        done = CliRunner().invoke(app, ["agents", server.url, "--out", str(tmp_path / "a")])
-    assert done.exit_code == 1
-    assert "Token id 0 is out of vocabulary" in " ".join(done.output.split())
-
-
 def test_agents_and_compare_from_the_command_line(tmp_path: Path) -> None:
     runner = CliRunner()
     with fake_server() as server:
         for name in "ab":
-            line = ["agents", f"{server.url}/v1", "--workload", "pressure", "--warm-up", "0"]
+            line = ["agents", f"{server.url}/v1", "--workload", "pressure"]
             done = runner.invoke(app, [*line, "--out", str(tmp_path / name)])
             assert done.exit_code == 0, done.output
         again = runner.invoke(app, [*line, "--out", str(tmp_path / "a")])
@@ -201,7 +167,6 @@ def test_agents_and_compare_from_the_command_line(tmp_path: Path) -> None:
     [
         (["--workload", "nothing"], "not known"),
         (["--arrivals", "often"], "poisson:RATE"),
-        (["--vocab", "9"], "LOW:HIGH"),
         ([], "is the server up"),
     ],
 )
@@ -209,18 +174,6 @@ def test_a_wrong_wish_is_told_in_one_sentence(arguments: list[str], says: str) -
     done = CliRunner().invoke(app, ["agents", "http://127.0.0.1:9", *arguments])
     assert done.exit_code == 1
     assert says in " ".join(done.output.split())
-
-
-def test_no_results_in_a_folder_is_told(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["compare", str(tmp_path), str(tmp_path)])
-    assert done.exit_code == 1
-    assert "holds no results" in " ".join(done.output.split())
-
-
-def test_continuum_bench_hands_over() -> None:
-    done = CliRunner().invoke(continuum, ["bench", "agents", "--help"])
-    assert done.exit_code == 0
-    assert "--arrivals" in done.output
 
 
 def test_in_a_wheel_the_benchmarks_lie_inside_of_the_package(

@@ -49,7 +49,7 @@ def test_a_server_begins_on_an_empty_disk_and_nothing_of_it_is_left(
     api.metrics = UP
     wanted = with_disk(tmp_path, repeats=2)
     for cell in cells(wanted):
-        left = prepare(wanted, cell).disk
+        left = prepare(wanted, cell)[1].disk
         assert left is not None
         left.mkdir(parents=True)
         (left / "by one that was killed").touch()
@@ -64,14 +64,3 @@ def test_how_much_disk_there_is_makes_another_experiment_and_only_where_it_is_us
 ) -> None:
     assert with_disk(tmp_path, disk_bytes=2**31).settings()["disk_bytes"] == 2**31
     assert "disk_bytes" not in experiment(tmp_path / "model", "none", "continuum").settings()
-
-
-def test_our_arm_without_its_disk_is_reported_as_not_run(
-    api: FakeApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FakeVllm, "said", "WARNING No disk tier: no room on the device")
-    api.metrics = UP.replace("disk_up 1", "disk_up 0")
-    run_all({tmp_path / "out": with_disk(tmp_path)})
-    (run,) = (each.run for each in results.load(tmp_path / "out"))
-    assert run.state == "cannot_run"
-    assert "without its disk (continuum:disk_up is 0). No disk tier: no room" in run.reason

@@ -30,13 +30,18 @@ THREE = Uniform("three", "p", tuple(Added(10, 4) for _ in range(3)), 0, Defaults
 
 
 def run_load(
-    server: FakeApi, folder: Path, workload: Any = THREE, programs: int = 2, **fields: Any
+    server: FakeApi,
+    folder: Path,
+    workload: Any = THREE,
+    programs: int = 2,
+    warm_up: int = 0,
+    **fields: Any,
 ) -> Loaded:
     """Measure, and read back what is in the folder."""
     patience = fields.pop("patience", AT_ONCE)
     arrivals = read_arrivals(fields.pop("arrivals", "turns"), 42, 45.0, programs)
     load = Load(workload, arrivals, Tokens(42), MODEL, programs=programs, **fields)
-    manner = Manner(patience, warm_up=0, settle_s=0.0)
+    manner = Manner(patience, warm_up, settle_s=0.0)
     with RunFolder(folder, Run(name="r")) as out:
         measure(server.url, load, out, manner)
     return results.load_run(folder)
@@ -110,20 +115,15 @@ def test_an_answer_that_breaks_off_is_asked_for_again_and_not_mixed_up(
     assert len(run.turns[0].answer) == 4
 
 
-def test_a_program_ends_at_its_first_failed_turn(tmp_path: Path) -> None:
-    with fake_server(refuse(Counter(), Trouble(status=500), most=3)) as server:
+@pytest.mark.parametrize(("status", "tries"), [(500, 3), (400, 1)])  # which will not pass
+def test_a_program_ends_at_its_first_failed_turn(tmp_path: Path, status: int, tries: int) -> None:
+    with fake_server(refuse(Counter(), Trouble(status=status), most=3)) as server:
         run = run_load(server, tmp_path, programs=2)
-    assert [turn.tries for turn in run.turns] == [3, 3]
-    assert all(turn.error.startswith("HTTP 500") for turn in run.turns)
-    assert [(p.turns, p.error[:8]) for p in run.programs] == [(0, "HTTP 500")] * 2
+    assert [turn.tries for turn in run.turns] == [tries] * 2
+    assert all(turn.error.startswith(f"HTTP {status}") for turn in run.turns)
+    assert [(p.turns, p.error[:8]) for p in run.programs] == [(0, f"HTTP {status}")] * 2
     assert run.finished == []
     assert run.run.reason == "2 turns failed"
-
-
-def test_a_refusal_that_will_not_pass_is_not_tried_again(tmp_path: Path) -> None:
-    with fake_server(refuse(Counter(), Trouble(status=400), most=9)) as server:
-        run = run_load(server, tmp_path, programs=1)
-    assert [turn.tries for turn in run.turns] == [1]
 
 
 def test_timeouts_are_told(tmp_path: Path) -> None:
@@ -181,10 +181,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_warm_up_is_not_written_down_and_shares_no_tokens(tmp_path: Path) -> None:
-    load = Load(THREE, read_arrivals("turns", 1, 1.0, 1), Tokens(42), MODEL, programs=1)
-    with fake_server() as server, RunFolder(tmp_path, Run(name="r")) as out:
-        measure(server.url, load, out, Manner(AT_ONCE, warm_up=3, settle_s=0.0))
-    assert len(results.load_run(tmp_path).turns) == 3
+    with fake_server() as server:
+        run = run_load(server, tmp_path, programs=1, warm_up=3)
+    assert len(run.turns) == 3
     assert [len(prompt) for prompt in server.prompts] == [10, 10, 10, 10, 24, 38, 1]
     assert not any(prompt[:5] == server.prompts[3][:5] for prompt in server.prompts[:3])
 
@@ -193,13 +192,8 @@ def test_a_server_that_refuses_the_warm_up_says_why(tmp_path: Path) -> None:
     async def gate(body: dict[str, Any]) -> Trouble:
         return Trouble(status=400)
 
-    load = Load(THREE, read_arrivals("turns", 1, 1.0, 1), Tokens(42), MODEL)
-    with (
-        fake_server(gate) as server,
-        RunFolder(tmp_path, Run(name="r")) as out,
-        pytest.raises(ApiError, match="not now"),
-    ):
-        measure(server.url, load, out, Manner(AT_ONCE))
+    with fake_server(gate) as server, pytest.raises(ApiError, match="not now"):
+        run_load(server, tmp_path, warm_up=4)
     run = results.load_run(tmp_path).run
     assert (run.state, run.reason[:8]) == ("cannot_run", "HTTP 400")
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 
 from bench.serve import package, page, results, rivals
-from bench.serve.ab import Experiment, run_all
-from bench.serve.arms import find_arm
-from bench.serve.record import machine, versions
+from bench.serve.ab import run_all
+from bench.serve.record import machine
 from bench.serve.results import load_run
 from bench.serve.server import ServerOptions
 from bench.tests.ab_results import measured, run_of
 from bench.tests.fake_server import fake_server
-from bench.tests.test_serve_ab import SMALL, use
+from bench.tests.test_serve_ab import experiment, sized_model, use
 from bench.tests.test_serve_arms import install
 
 
@@ -33,26 +32,15 @@ def lmcache(folder: Path, number: str) -> str:
     return str(folder)
 
 
-def test_versions_are_those_that_the_server_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(lmcache(tmp_path / "site", "6"))
-    assert versions()["lmcache"] == "6"
-    assert versions(lmcache(tmp_path / "rivals", "7"))["lmcache"] == "7"
-
-
 def test_a_run_names_the_lmcache_that_its_server_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(lmcache(tmp_path / "rivals", "7"))
     install(folder, *rivals.packages(on_cpu=False)[1:])
-    (tmp_path / "config.json").write_text(
-        '{"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 64}'
-    )
     monkeypatch.setattr(package, "on_cpu", lambda: False)
-    arm = find_arm("lmcache-v1")
+    monkeypatch.syspath_prepend(lmcache(tmp_path / "site", "6"))
     server = ServerOptions(block_size=16)
-    wanted = Experiment((arm,), SMALL, tmp_path, server=server, rivals=folder)
+    wanted = experiment(sized_model(tmp_path), "lmcache-v1", server=server, rivals=folder)
     with fake_server() as api:
         use(monkeypatch, api)
         run_all({tmp_path / "out": wanted})

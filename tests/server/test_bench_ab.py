@@ -14,8 +14,6 @@ from bench.serve.arms import find_arm
 from bench.serve.programs import Defaults, Uniform
 from bench.serve.server import ServerOptions
 from bench.serve.summary import summarize
-from bench.serve.tiny_model import LLAMA
-from bench.serve.tokenizer import FIRST_WORD
 
 TURNS = (Added(200, 4), Added(60, 4))
 SMALL = Uniform("small", "p", TURNS, 0, Defaults("turns", programs=4))
@@ -27,7 +25,6 @@ def test_two_arms_run_one_after_the_other_and_agree(tiny_model: Path, tmp_path: 
         workload=SMALL,
         model=tiny_model,
         pressures=(0.5,),
-        vocab=(FIRST_WORD, LLAMA.vocab),
         server=ServerOptions(num_blocks=10, block_size=32),  # room for one context
     )
     assert run_all({tmp_path: experiment}) == "done"
