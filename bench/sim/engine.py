@@ -19,8 +19,8 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from bench.sim import versions
-from bench.sim.agenda import Clock
 from bench.sim.bus import Disk
+from bench.sim.clock import Clock
 from bench.sim.hardware import Machine
 from bench.sim.step_time import step_seconds
 from bench.sim.workers import Worker

@@ -92,8 +92,8 @@ def test_a_cell_survives_being_a_job() -> None:
     assert scene(again, 3) == scene(Cell(cell.name, cell.said), 3)
 
 
-def test_the_best_arm_is_never_one_that_knows_the_future() -> None:
-    found = judged(stock=4.0, adaptive=2.0, oracle=1.0)
+def test_the_best_arm_is_never_one_that_no_server_can_run() -> None:
+    found = judged(stock=4.0, adaptive=2.0, infinite=1.0)
     assert found.winner == "adaptive"
     assert found.to_best == 1.0
 

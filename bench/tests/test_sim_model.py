@@ -1,18 +1,14 @@
-"""What the lab models, against numbers computed by hand: steps, time, the published workload."""
+"""What the lab models, against numbers computed by hand; and the published workload."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 
 from bench.common.plans import Span, TurnPlan
 from bench.sim import validate
-from bench.sim.agenda import Agenda, Clock
 from bench.sim.hardware import machine
 from bench.sim.load import prefill_seconds
 from bench.sim.step_time import step_seconds
-from bench.sim.validate import CONTINUUM, DRAM_GB, ENDS, FCFS, SECOND_TURN
 from bench.sim.workloads.eight_turns import eight_turns
 from bench.tests import lab_results
 from continuum_connector.costs.fit import Work
@@ -105,22 +101,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_cure() -> None:
         machine("L40S", "llama-70b-fp8")
 
 
-# --- time -------------------------------------------------------------------------------
-def test_calls_come_in_the_order_of_time_and_then_of_asking() -> None:
-    agenda, clock, seen = Agenda(), Clock(), list[str]()
-    assert clock() == 0.0
-    assert agenda.next_time == math.inf
-    agenda.put(2.0, lambda: seen.append("late"))
-    agenda.put(1.0, lambda: seen.append("first"))
-    agenda.put(1.0, lambda: agenda.put(1.0, lambda: seen.append("third")))
-    agenda.put(1.0, lambda: seen.append("second"))
-    agenda.run_due(0.9)
-    assert not seen
-    agenda.run_due(1.0)
-    assert seen == ["first", "second", "third"]
-    assert agenda.next_time == 2.0
-
-
+# --- the published workload and its tables ----------------------------------------------
 def test_each_turn_continues_the_one_before_it_with_its_own_text() -> None:
     one, other = eight_turns(1).programs[:2]
     assert tuple(turn.num_prompt_tokens for turn in one.turns) == (
@@ -132,21 +113,6 @@ def test_each_turn_continues_the_one_before_it_with_its_own_text() -> None:
     shared = [a == b for a, b in zip(one.turns[-1].tokens(), other.turns[-1].tokens(), strict=True)]
     assert sum(shared) == 80 == shared.index(False)
     assert [turn.is_final for turn in one.turns] == [False] * 7 + [True]
-
-
-def test_every_published_cell_has_its_dram() -> None:
-    for table in (FCFS, CONTINUUM):
-        assert set(table) <= set(DRAM_GB)
-        assert all(seconds > 0 for rates in table.values() for seconds in rates.values())
-
-
-def test_what_single_turns_took_is_no_more_than_what_programs_took() -> None:
-    """The published tables agree with each other: eight turns and seven tools of half a second."""
-    for policy, table in (("FCFS", FCFS), ("Continuum", CONTINUUM)):
-        for rate, ends in ENDS[policy].items():
-            assert sum(ends) < table["H200"][rate] - 7 * 0.5
-    for gpu, rates in SECOND_TURN.items():
-        assert all(0.3 < seconds / CONTINUUM[gpu][rate] < 0.7 for rate, seconds in rates.items())
 
 
 def test_a_column_is_held_against_what_its_runs_say_of_single_turns() -> None:

@@ -2,11 +2,10 @@
 
 from bench.common.arms import Role
 from bench.sim.arms.arm import Asking, LabArm
-from bench.sim.arms.oracles import ORACLES
 from bench.sim.arms.ours import OURS, PARTS
-from bench.sim.arms.rivals import RIVALS
+from bench.sim.arms.rivals import INFINITE, RIVALS
 
-ARMS: dict[str, LabArm] = {arm.name: arm for arm in (*RIVALS, *OURS, *PARTS, *ORACLES)}
+ARMS: dict[str, LabArm] = {arm.name: arm for arm in (*RIVALS, *OURS, *PARTS, INFINITE)}
 
 
 def role_of(name: str) -> Role:
