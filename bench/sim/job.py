@@ -28,12 +28,6 @@ class Job(msgspec.Struct, frozen=True):
         content = msgspec.json.encode(plain, order="sorted")
         return hashlib.sha256(content).hexdigest()[:16]
 
-    @property
-    def weight(self) -> float:
-        """How long it takes, roughly, against others: by how many programs arrive."""
-        rate = self.params.get("rate", 1.0)
-        return float(rate) if isinstance(rate, int | float) and rate > 0 else 1.0
-
     def __str__(self) -> str:
         machine = " ".join(f"{k}={v}" if k != "gpu" else f"{v}" for k, v in self.machine.items())
         params = " ".join(

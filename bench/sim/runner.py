@@ -8,26 +8,36 @@ of eight turns.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 from rich.console import Console
 
 from bench.common.progress import Progress
 from bench.sim.job import Job, Result, RunRecord, Start, TurnRecord
-from bench.sim.pool import Play, Pool
 from bench.sim.provenance import code_mark, versions
 from bench.sim.store import Store
 
 DIGITS = 4  # of virtual seconds, in the file
+ENVIRONMENT = {  # of the processes that play, who take theirs from ours as they begin
+    "PYTHONHASHSEED": "0",  # hash_block() hashes text
+    "OMP_NUM_THREADS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+Play = Callable[[Job], RunRecord]
 
 
 @dataclass
@@ -117,7 +127,6 @@ def run(
         outcome.num_found = len(found)
         if left:
             store.append(Start(command or shlex.join(sys.argv), versions()))
-            left.sort(key=lambda job: -job.weight)  # the long ones first: no core idles at the end
             outcome.stopped_by = _do(left, store, play, num_workers, console)
         outcome.results = [store.known[key] for key in unique if key in store.known]
     return outcome
@@ -127,29 +136,61 @@ def _do(
     jobs: list[Job], store: Store, play: Play, num_workers: int, console: Console | None
 ) -> signal.Signals | None:
     """Play the jobs; return the signal that ended it early, if one did."""
-    num_workers = num_workers or len(os.sched_getaffinity(0))
-    weights = {job.key: job.weight for job in jobs}
-    done, num_ended, num_failed = 0.0, 0, 0
+    num_workers = min(num_workers or len(os.sched_getaffinity(0)), len(jobs))
     console = console or Console(stderr=True)
+    num_failed, own = 0, threading.local()
     try:
         with (
             _stoppable(),
-            Progress(console, "simulating", sum(weights.values())) as progress,
-            Pool(play, num_workers) as pool,
+            mock.patch.dict(os.environ, ENVIRONMENT),
+            Progress(console, "simulating", len(jobs)) as progress,
+            ThreadPoolExecutor(num_workers) as threads,
+            contextlib.ExitStack() as ending,
         ):
-            for result in pool.play_all(jobs):
+            ending.callback(_end, threads)
+            playing = [threads.submit(_play, job, play, own) for job in jobs]
+            for num_ended, each in enumerate(as_completed(playing), 1):
+                result = each.result()
                 store.append(msgspec.structs.replace(result, code=code_mark()))
-                done += weights[result.job.key]
-                num_ended += 1
                 if result.error:
                     num_failed += 1
                     line = f"failed: {result.job}: {result.error}"
                     console.print(line, markup=False, highlight=False)
                 failed = f", {num_failed} failed" if num_failed else ""
-                progress.update(done, f"{num_ended} of {len(jobs)} runs{failed}")
+                progress.update(num_ended, f"{num_ended} of {len(jobs)} runs{failed}")
     except KeyboardInterrupt as stop:
         return stop.args[0] if stop.args else signal.SIGINT
     return None
+
+
+def _play(job: Job, play: Play, own: threading.local) -> Result:
+    """Play a job in this thread's own process, which imports vLLM once. One that dies costs the job
+    it was at, and another takes its place."""
+    if not hasattr(own, "process"):
+        spawn = multiprocessing.get_context("spawn")
+        own.process = ProcessPoolExecutor(1, spawn, _begin)
+    try:
+        return Result(job, own.process.submit(play, job).result())
+    except Exception as error:  # the job's failure, not the run's
+        if isinstance(error, BrokenProcessPool):
+            del own.process
+        return Result(job, error=f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+def _begin() -> None:
+    """In a process that plays: Ctrl-C, which reaches the whole group, is for who began it, and what
+    vLLM says at its start is for nobody."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+
+
+def _end(threads: ThreadPoolExecutor) -> None:
+    """Begin no other job, and end the processes, whatever they are at."""
+    threads.shutdown(wait=False, cancel_futures=True)
+    for process in multiprocessing.active_children():
+        process.terminate()
 
 
 @contextlib.contextmanager
