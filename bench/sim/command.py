@@ -17,12 +17,11 @@ from rich.table import Table as Grid
 from typer import Option, Typer
 from typer.main import get_command
 
-from bench.cli import regular
 from bench.serve import compare
 from bench.sim import report, runner, store
 from bench.sim.arms import ARMS
-from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
-from bench.sim.job import Job, Plain, Result
+from bench.sim.hardware import GB, GPUS, MODELS, machine
+from bench.sim.job import Job, Plain
 from bench.sim.workloads.registry import RECORDED, WORKLOADS, at_rate
 from continuum_connector.errors import ToldError
 
@@ -54,9 +53,7 @@ class Options:
     arms: Annotated[str, Option(help="What is compared; ratios are to the first.")] = (
         "stock,stock+order,adaptive"
     )
-    workload: Annotated[
-        str, Option(help="A name of --list, a TOML file with one and its options, or a trace.")
-    ] = "eight_turns"
+    workload: Annotated[str, Option(help="A name of --list, or a trace.")] = "eight_turns"
     settings: Annotated[
         list[str] | None, Option("--set", help="An option of the workload: NAME=VALUE.")
     ] = None
@@ -108,32 +105,23 @@ def simulate(options: Options, console: Console) -> int:
         return 0
     jobs = list(asked(options))
     check(jobs, options.report)
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    # Progress goes to stderr, so that what is piped is the tables.
+    aside = Console(stderr=True) if console.file is sys.stdout else console
     try:
         outcome = runner.run(
-            jobs,
-            options.out,
-            num_workers=options.workers,
-            command=_command(),
-            console=_aside(console),
+            jobs, options.out, num_workers=options.workers, command=command, console=aside
         )
     except (OSError, store.StoreError) as error:
         raise UserError(str(error)) from None
-    for shown in grids(console, outcome.results):
-        console.print(shown)
+    for point in report.points(outcome.results):  # `x`: over the first arm
+        for shown in compare.tables(console, escape(point.title), list(point.arms.values())):
+            console.print(shown)
     console.print(escape(f"{outcome} Results: {options.out}"), highlight=False, soft_wrap=True)
     if options.report is not None and any(result.record for result in outcome.results):
         options.report.write_text(report.page(outcome.results, store.starts(options.out)))
         console.print(escape(f"Report: {options.report}"), highlight=False, soft_wrap=True)
     return outcome.exit_code
-
-
-def _aside(console: Console) -> Console:
-    """Progress goes to stderr, so that what is piped is the tables."""
-    return Console(stderr=True) if console.file is sys.stdout else console
-
-
-def _command() -> str:
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 # --- jobs -----------------------------------------------------------------------------------
@@ -157,31 +145,15 @@ def asked(options: Options) -> Iterator[Job]:
 
 
 def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
-    """A name, a TOML file that names one, or a trace; what --set says goes before what the file
-    says."""
-    name, params = options.workload, {}
-    if name.endswith(".toml"):
-        name, params = _from_file(Path(name))
-    elif name not in WORKLOADS and Path(name).exists():
+    """A name, or a trace; and what --set says."""
+    name, params = options.workload, dict[str, Plain]()
+    if name not in WORKLOADS and Path(name).exists():
         name, params = RECORDED, {"file": name}
     for setting in options.settings or ():
         key, sign, value = setting.partition("=")
         if not sign:
             raise UserError(f"--set {setting!r} should read name=value, like --set turns=12")
         params[key.strip()] = _plain(value.strip())
-    return name, params
-
-
-def _from_file(path: Path) -> tuple[str, dict[str, Plain]]:
-    import tomllib
-
-    regular(path, "--workload ", UserError)
-    try:
-        params = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(name := params.pop("workload", None), str):
-        raise UserError(f'{path} names no workload; begin it with: workload = "agents"')
     return name, params
 
 
@@ -245,20 +217,20 @@ def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> Non
             raise UserError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
 
 
-# --- what is printed ------------------------------------------------------------------------
-def grids(console: Console, results: Sequence[Result]) -> Iterator[Grid]:
-    """A table per point, more where the terminal is narrow; `x`: over the first arm."""
-    for point in report.points(results):
-        yield from compare.tables(console, escape(point.title), list(point.arms.values()))
-
-
 def listing(console: Console) -> None:
     """What can be asked for, a line each."""
     kinds = {
         "Arms": {arm.name: arm.title for arm in ARMS.values()},
         "Workloads": WORKLOADS,
-        "GPUs": {name: _gpu_words(gpu) for name, gpu in GPUS.items()},
-        "Models": {name: _model_words(model) for name, model in MODELS.items()},
+        "GPUs": {
+            name: f"{gpu.memory_bytes / GB:.0f} GB, PCIe {gpu.pcie_rate / GB:.0f} GB/s"
+            for name, gpu in GPUS.items()
+        },
+        "Models": {
+            name: f"{model.weight_bytes / GB:.0f} GB of weights, "
+            f"{model.token_bytes / 1024:.0f} KiB of KV a token"
+            for name, model in MODELS.items()
+        },
     }
     for kind, lines in kinds.items():
         shown = Grid(
@@ -269,12 +241,3 @@ def listing(console: Console) -> None:
         for name, what in lines.items():
             shown.add_row(escape(name), escape(what))
         console.print(shown)
-
-
-def _gpu_words(gpu: Gpu) -> str:
-    return f"{gpu.memory_bytes / GB:.0f} GB, PCIe {gpu.pcie_rate / GB:.0f} GB/s"
-
-
-def _model_words(model: Model) -> str:
-    kib = model.token_bytes / 1024
-    return f"{model.weight_bytes / GB:.0f} GB of weights, {kib:.0f} KiB of KV a token"

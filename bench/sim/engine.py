@@ -2,7 +2,7 @@
 
 Real: Scheduler with whatever connector and subclass the config chooses, both queues,
 KVCacheManager, BlockPool, Request with chained block hashes. Modelled: how long a step takes
-(step_time.py), how long copies take (workers.py), what the model says (plan.py).
+(hardware.py), how long copies take (workers.py), what the model says (plan.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from vllm.v1.request import Request, RequestStatus
 from bench.sim import versions
 from bench.sim.bus import Disk
 from bench.sim.clock import Clock
-from bench.sim.hardware import Machine
-from bench.sim.step_time import step_seconds
+from bench.sim.hardware import Machine, step_seconds
 from bench.sim.workers import Worker
 from continuum_connector.vllm import compat
 
@@ -84,7 +83,6 @@ class Finished:
     request_id: str
     at: float
     progress: Progress
-    num_preemptions: int
 
 
 class Engine:
@@ -221,5 +219,4 @@ class Engine:
         progress.num_said += len(output.new_token_ids)
         if output.finish_reason is not None:
             del self._progress[output.request_id]
-            preempted = progress.request.num_preemptions
-            yield Finished(output.request_id, self.clock.now, progress, preempted)
+            yield Finished(output.request_id, self.clock.now, progress)

@@ -1,11 +1,15 @@
-"""What a run stands on: GPU, model, PCIe. Published figures; what was fitted says so."""
+"""What a run stands on: GPU, model, PCIe, and how long a step takes there. Published figures; what
+was fitted says so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from continuum_connector.costs.fit import Work
+
 GB = 10**9
 UTILIZATION = 0.9  # of the GPU's memory, as vLLM has it
+SEQUENCE_S = 20e-6  # of a step for each of its requests: sampling, input preparation
 
 
 @dataclass(frozen=True)
@@ -238,3 +242,23 @@ def machine(
     rate = disk_gb_s * GB
     drive = Drive(int(disk_gb * GB), rate, rate / 2) if disk_gb else None
     return Machine(one, what, kv_tokens, dram_bytes, tp, block_size, reserve_full_isl, drive)
+
+
+def step_seconds(machine: Machine, work: Work) -> float:
+    """Seconds of a step that computes `work`: a roofline with a fitted share of the peak.
+
+    Matrix products overlap with reading the weights; attention over prompts and the KV reads of
+    decodes come on top.
+    """
+    gpu, model = machine.gpu, machine.model
+    flops, memory = gpu.flops * gpu.mfu * machine.tp, gpu.memory_rate * machine.tp
+    num_tokens = work.num_new + work.num_decodes
+    product_s = num_tokens * model.token_flops / (flops * model.flops_factor)
+    products = max(product_s, model.bytes_read(num_tokens) / memory)
+    attention = (work.pairs + work.decode_context) * model.pair_flops / flops
+    # A decode reads and writes all of its states; a prefill's are few beside its products.
+    states = model.states.num_groups * model.states.num_bytes if model.states else 0
+    state_bytes = 2 * work.num_decodes * states
+    reads = (work.decode_context * model.token_bytes + state_bytes) / memory
+    num_requests = work.num_decodes + (1 if work.num_new else 0)
+    return gpu.step_s + SEQUENCE_S * num_requests + products + attention + reads

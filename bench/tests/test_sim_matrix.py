@@ -18,7 +18,7 @@ from bench.sim.load import demand
 from bench.sim.matrix import PAGE, arms_of, job, judge
 from bench.sim.store import Store
 from bench.sim.verdict import Verdict, origin, page, verdict
-from bench.sim.workloads.eight_turns import eight_turns
+from bench.sim.workloads.made_up import eight_turns
 from continuum_connector.errors import ToldError
 
 MATRIX = load_matrix()

@@ -6,10 +6,9 @@ import pytest
 
 from bench.common.plans import Span, TurnPlan
 from bench.sim import validate
-from bench.sim.hardware import machine
+from bench.sim.hardware import machine, step_seconds
 from bench.sim.load import prefill_seconds
-from bench.sim.step_time import step_seconds
-from bench.sim.workloads.eight_turns import eight_turns
+from bench.sim.workloads.made_up import eight_turns
 from bench.tests import lab_results
 from continuum_connector.costs.fit import Work
 

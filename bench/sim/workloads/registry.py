@@ -8,18 +8,17 @@ from typing import Any
 
 from bench.common.plans import Workload
 from bench.sim.load import stretched
-from bench.sim.workloads.eight_turns import eight_turns
 from bench.sim.workloads.made_up import (
     agents,
     api_calls,
     compactions,
+    eight_turns,
     forks,
     mixed,
     no_reuse,
     subagents,
 )
-from bench.sim.workloads.mooncake import mooncake
-from bench.sim.workloads.own import RECORDED, Recording, recorded
+from bench.sim.workloads.mooncake import RECORDED, Recording, mooncake, recorded
 from bench.sim.workloads.recorded import Replay, claude_code
 from bench.sim.workloads.shape import Shape
 from bench.sim.workloads.swe import Slots, swe

@@ -15,7 +15,7 @@ from bench.sim.arms import ARMS
 from bench.sim.hardware import machine
 from bench.sim.job import RunRecord
 from bench.sim.lab import Lab, StuckError
-from bench.sim.workloads.eight_turns import eight_turns
+from bench.sim.workloads.made_up import eight_turns
 from bench.tests.vllm.lab import mean_jct_s, play, small_machine, small_workload
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -59,7 +59,6 @@ def test_a_job_is_the_same_run_in_whatever_process_and_order(tmp_path: Path) -> 
         (["--rates", "x"], "--rates 'x' should be numbers, like 1,3,6"),
         (["--set", "x"], "should read name=value"),
         (["--arms", ""], "nothing to do: name at least one arm"),
-        (["--workload", "none.toml"], "none.toml is no file that can be read"),
         (["--report", "/no/such/x.html"], "there is no folder /no/such"),
     ],
 )
@@ -79,16 +78,14 @@ def test_the_list_names_every_kind() -> None:
         assert each in result.output
 
 
-def test_options_of_a_workload_come_from_a_file_and_from_the_line(tmp_path: Path) -> None:
+def test_options_become_jobs(tmp_path: Path) -> None:
     from bench.sim.command import Options, asked
 
-    file = tmp_path / "slow.toml"
-    file.write_text('workload = "eight_turns"\ntool_s = 5.0\n')
     given = Options(
-        arms="stock", workload=str(file), rates="1,2", gpu="H100", model="llama-8b",
+        arms="stock", workload="eight_turns", rates="1,2", gpu="H100", model="llama-8b",
         dram_gb=100.0, pcie_gb_s=12.0, disk_gb=900.0, disk_gb_s=3.0, tp=1, seeds="1",
         max_num_batched_tokens=2048, max_num_seqs=64,
-        settings=("window_s=9",), out=tmp_path / "x", report=None, workers=1,
+        settings=("window_s=9", "tool_s=5.0"), out=tmp_path / "x", report=None, workers=1,
     )  # fmt: skip
     params = {"tool_s": 5.0, "window_s": 9}
     where = {"gpu": "H100", "model": "llama-8b", "dram_gb": 100.0, "pcie_gb_s": 12.0}
