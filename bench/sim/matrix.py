@@ -14,7 +14,7 @@ import fnmatch
 import os
 import shlex
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,12 +24,14 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is
 import msgspec
 
 from bench.cli import any_number, many, start, teaching_parser
+from bench.common.tables import quantile
 from bench.sim import runner
 from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
 from bench.sim.job import Job, Result, RunRecord
 from bench.sim.pair import FIRST_TTFT
 from bench.sim.provenance import code_mark, versions
-from bench.sim.verdict import Verdict, origin, page, percentile, verdict
+from bench.sim.store import by_cell
+from bench.sim.verdict import Verdict, origin, page, verdict
 from continuum_connector.errors import ToldError, shown
 
 PAGE = PATH.with_name("MATRIX.md")
@@ -142,29 +144,29 @@ def play(one: Job) -> RunRecord:
 
     made = scene(cell_of(one.params), one.seed)
     record = Lab(made.machine, ARMS[one.arm], made.workload).play()
-    in_engine = sum(turn.finished - turn.arrived for turn in record.turns)
     first = [turn.first_token - turn.arrived for turn in record.turns if not turn.index]
-    extra = {**record.extra, "served_s": in_engine / len(record.jct_s)}
-    extra[FIRST_TTFT] = percentile(first, 95)
-    record = msgspec.structs.replace(runner.compact(record), extra=extra)
-    return msgspec.structs.replace(record, turns=[], seed=one.seed, note=made.workload.note)
+    return msgspec.structs.replace(
+        runner.compact(record),
+        turns=[],
+        seed=one.seed,
+        note=made.workload.note,
+        extra={FIRST_TTFT: quantile(first, 0.95)},
+    )
 
 
 def judge(cells: Iterable[Cell], results: Iterable[Result], asked: Iterable[Job]) -> list[Verdict]:
     """One verdict per cell of which all runs `asked` for were tried, whether or not they failed."""
-    num_asked = Counter(str(each.params["cell"]) for each in asked)
-    runs: dict[str, dict[str, dict[int, RunRecord]]] = defaultdict(lambda: defaultdict(dict))
-    failed: dict[str, dict[str, str]] = defaultdict(dict)
-    num_tried: dict[str, int] = defaultdict(int)
+    results = list(results)
+    num_asked = Counter(each.params["cell"] for each in asked)
+    num_tried = Counter(each.job.params["cell"] for each in results)
+    runs = by_cell(results)
+    failed: dict[str, dict[str, str]] = {}
     for each in results:
-        name, arm = str(each.job.params["cell"]), each.job.arm
-        num_tried[name] += 1
-        if each.record is not None:
-            runs[name][arm][each.job.seed] = each.record
-        else:
-            failed[name][arm] = f"seed {each.job.seed}: {each.error}"
+        if each.error:
+            why = f"seed {each.job.seed}: {each.error}"
+            failed.setdefault(str(each.job.params["cell"]), {})[each.job.arm] = why
     whole = [cell for cell in cells if num_tried[cell.name] == num_asked[cell.name]]
-    found = (verdict(cell, runs[cell.name], failed[cell.name]) for cell in whole)
+    found = (verdict(cell, runs.get(cell.name, {}), failed.get(cell.name)) for cell in whole)
     return [each for each in found if each is not None]
 
 

@@ -10,15 +10,14 @@ seconds, second arm -> first arm, P95. Cells that differ by less than --least ar
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from bench.cli import start, teaching_parser
+from bench.common.tables import quantile
 from bench.sim import store
 from bench.sim.job import RunRecord
-from bench.sim.verdict import percentile
 from continuum_connector.errors import ToldError
 
 FIRST_TTFT = "first_ttft_p95_s"  # in a record's `extra`
@@ -45,15 +44,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def pairs(path: Path, arm: str, over: str) -> dict[str, Pairs]:
     """By cell, the runs of both arms, for each seed that both have."""
-    runs: dict[str, dict[int, dict[str, RunRecord]]] = defaultdict(lambda: defaultdict(dict))
-    for each in store.results(path).values():
-        if each.record is not None and "cell" in each.job.params:
-            runs[str(each.job.params["cell"])][each.job.seed][each.job.arm] = each.record
-    found = {
-        cell: [(by[arm], by[over]) for _, by in sorted(seeds.items()) if arm in by and over in by]
-        for cell, seeds in runs.items()
-    }
-    return {cell: both for cell, both in found.items() if both}
+    found = {}
+    for cell, runs in store.by_cell(store.results(path).values()).items():
+        ones, others = runs.get(arm, {}), runs.get(over, {})
+        if seeds := sorted(ones.keys() & others.keys()):
+            found[cell] = [(ones[seed], others[seed]) for seed in seeds]
+    return found
 
 
 def table(cells: Mapping[str, Pairs], over: str, arm: str, least: float) -> Iterator[str]:
@@ -88,7 +84,7 @@ def _mean(record: RunRecord) -> float:
 
 
 def _p95(record: RunRecord) -> float:
-    return percentile(record.jct_s.values(), 95)
+    return quantile([*record.jct_s.values()], 0.95)
 
 
 def _ratio(both: Pairs, of: Callable[[RunRecord], float]) -> float:

@@ -4,13 +4,13 @@ winners per cell for all arms, the aims, and where we are not the best."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import fmean
 
 from bench.common.arms import OURS, STOCK, Role
-from bench.common.tables import markdown
+from bench.common.tables import markdown, quantile
 from bench.sim.arms import role_of
 from bench.sim.cells import Cell
 from bench.sim.job import RunRecord
@@ -96,12 +96,6 @@ def _over_least(values: Mapping[str, float], but: str = "") -> float:
     return values.get(OURS, math.nan) / min(others, default=math.nan)
 
 
-def percentile(values: Iterable[float], percent: int) -> float:
-    """Nearest rank: P99 of fewer than a hundred values is the largest."""
-    ordered = sorted(values)
-    return ordered[-(-percent * len(ordered) // 100) - 1]
-
-
 def verdict(
     cell: Cell,
     runs: Mapping[str, Mapping[int, RunRecord]],
@@ -119,7 +113,7 @@ def verdict(
     return Verdict(
         cell,
         {arm: fmean(map(fmean, each)) for arm, each in jct.items()},
-        {arm: percentile(chain(*each), 99) for arm, each in jct.items()},
+        {arm: quantile([*chain(*each)], 0.99) for arm, each in jct.items()},
         num_programs=max((sum(map(len, each)) for each in jct.values()), default=0),
         busy=fmean([one.busy_s / one.span_s for one in records.get(OURS, [])] or [math.nan]),
         failed=failed,
