@@ -133,14 +133,15 @@ def asked(options: Options) -> Iterator[Job]:
         _names(options.arms), _numbers("--seeds", options.seeds, int),
     )  # fmt: skip
     for gpu, model, rate, arm, seed in points:
-        where: dict[str, Plain] = {"gpu": gpu, "model": model, "dram_gb": options.dram_gb}
+        where: dict[str, Plain] = {"gpu": gpu, "model": model}
+        if options.tp != 1:
+            where["tp"] = options.tp
+        where["dram_gb"] = options.dram_gb
         for name in ("pcie_gb_s", "max_num_batched_tokens", "max_num_seqs"):
             if (value := getattr(options, name)) is not None:
                 where[name] = value
         if options.disk_gb:
             where |= {"disk_gb": options.disk_gb, "disk_gb_s": options.disk_gb_s}
-        if options.tp != 1:
-            where["tp"] = options.tp
         yield Job(arm, workload, {"rate": rate, **params}, where, int(seed))
 
 

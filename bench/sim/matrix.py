@@ -155,19 +155,12 @@ def play(one: Job) -> RunRecord:
 
 
 def judge(cells: Iterable[Cell], results: Iterable[Result], asked: Iterable[Job]) -> list[Verdict]:
-    """One verdict per cell of which all runs `asked` for were tried, whether or not they failed."""
-    results = list(results)
+    """One verdict per cell of which all runs `asked` for are done."""
     num_asked = Counter(each.params["cell"] for each in asked)
-    num_tried = Counter(each.job.params["cell"] for each in results)
     runs = by_cell(results)
-    failed: dict[str, dict[str, str]] = {}
-    for each in results:
-        if each.error:
-            why = f"seed {each.job.seed}: {each.error}"
-            failed.setdefault(str(each.job.params["cell"]), {})[each.job.arm] = why
-    whole = [cell for cell in cells if num_tried[cell.name] == num_asked[cell.name]]
-    found = (verdict(cell, runs.get(cell.name, {}), failed.get(cell.name)) for cell in whole)
-    return [each for each in found if each is not None]
+    num_done = {name: sum(map(len, arms.values())) for name, arms in runs.items()}
+    whole = [cell for cell in cells if num_done.get(cell.name) == num_asked[cell.name]]
+    return [verdict(cell, runs[cell.name]) for cell in whole]
 
 
 if __name__ == "__main__":

@@ -23,6 +23,15 @@ from bench.sim.job import Job, Result, RunRecord, Start, TurnRecord
 GB = 1e9
 LOAD = "rate"  # the parameter that a sweep goes along
 NOWHERE = Path()
+WORDS = {  # of a machine; what is none of these is called by its name
+    "gpu": "{}",
+    "model": "{}",
+    "tp": "TP {}",
+    "dram_gb": "{} GB DRAM",
+    "pcie_gb_s": "PCIe {} GB/s",
+    "disk_gb": "disk of {} GB",
+    "disk_gb_s": "which reads {} GB/s",
+}
 HONEST = (
     "Every number is simulated: vLLM's own scheduler, KV cache manager and block pool with the "
     "real connectors, around a model of how long steps and copies take. Good for comparing arms; "
@@ -74,30 +83,10 @@ def loaded(result: Result) -> Loaded:
 
 
 def scene(job: Job) -> str:
-    """All of a job but its load, its arm and its seed."""
-    if isinstance(cell := job.params.get("cell"), str):  # of the matrix: its name says it all
-        return cell
+    """All of a job but its load, its arm and its seed, as people say it."""
+    machine = (WORDS.get(key, key + " {}").format(_word(v)) for key, v in job.machine.items())
     told = (f"{key} {_word(value)}" for key, value in job.params.items() if key != LOAD)
-    return ", ".join(filter(None, (machine_words(job.machine), job.workload, *told)))
-
-
-def machine_words(machine: dict[str, Any]) -> str:
-    """A machine as people say it; what it does not name is left out."""
-    words = {
-        "gpu": "{}",
-        "model": "{}",
-        "tp": "TP {}",
-        "dram_gb": "{} GB DRAM",
-        "pcie_gb_s": "PCIe {} GB/s",
-        "disk_gb": "disk of {} GB",
-        "disk_gb_s": "which reads {} GB/s",
-        "kv_tokens": "{} tokens of KV",
-        "block_size": "blocks of {}",
-    }
-    known = [
-        (words.get(key, key + " {}"), machine[key]) for key in (*words, *machine) if key in machine
-    ]
-    return ", ".join(dict.fromkeys(text.format(_word(v)) for text, v in known if v is not None))
+    return ", ".join((*machine, job.workload, *told))
 
 
 def _word(value: Any) -> str:
