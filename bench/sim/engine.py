@@ -134,19 +134,6 @@ class Engine:
         )
 
     # -- requests ----------------------------------------------------------------------
-    def add(
-        self,
-        request_id: str,
-        tokens: Sequence[int],
-        script: range,
-        arrived: float,
-        priority: int = 0,
-        extra_args: dict[str, Any] | None = None,
-    ) -> None:
-        """Queue a request that arrived at `arrived` and is answered with `script`."""
-        params = SamplingParams(max_tokens=len(script), ignore_eos=True, extra_args=extra_args)
-        self.send(request_id, tokens, params, script, arrival_time=arrived, priority=priority)
-
     def send(
         self,
         request_id: str,
@@ -155,7 +142,7 @@ class Engine:
         script: Sequence[int],
         **fields: Any,
     ) -> Progress:
-        """Queue a request with parameters of its own; `fields` are more of vLLM's Request."""
+        """Queue a request that is answered with `script`; `fields` are more of vLLM's Request."""
         request = Request(request_id, tokens, params, None, block_hasher=self._hasher, **fields)
         progress = self._progress[request_id] = Progress(request, script)
         self.scheduler.add_request(request)

@@ -3,7 +3,6 @@ results are kept in."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
@@ -23,10 +22,8 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Sixteen hex digits, the same in every process and for 6 and 6.0."""
-        plain = [self.arm, self.workload, _even(self.params), _even(self.machine), self.seed]
-        content = msgspec.json.encode(plain, order="sorted")
-        return hashlib.sha256(content).hexdigest()[:16]
+        """What tells it from others, in every process."""
+        return msgspec.json.encode(self, order="sorted").decode()
 
     def __str__(self) -> str:
         machine = " ".join(f"{k}={v}" if k != "gpu" else f"{v}" for k, v in self.machine.items())
@@ -35,14 +32,6 @@ class Job(msgspec.Struct, frozen=True):
         )
         parts = (self.arm, "on", machine, self.workload, params, f"seed={self.seed}")
         return " ".join(part for part in parts if part and (part != "on" or machine))
-
-
-def _even(values: dict[str, Plain]) -> dict[str, Plain]:
-    """Whole floats as ints: a command line and a table write them differently."""
-    return {
-        key: int(value) if isinstance(value, float) and value.is_integer() else value
-        for key, value in values.items()
-    }
 
 
 class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -61,8 +50,7 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
 class RunRecord(msgspec.Struct, frozen=True):
     """One arm on one workload and machine. `jct_s`: per program, from its first arrival to its
     last answer; `stored_bytes`, `loaded_bytes`: over PCIe; `written_bytes`, `read_bytes`: to and
-    from a disk; `extra`: what the arm counted; `note`:
-    the workload's."""
+    from a disk; `extra`: what else was counted; `note`: the workload's."""
 
     arm: str
     workload: str

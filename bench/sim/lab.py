@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vllm.sampling_params import SamplingParams
+
 from bench.common.plans import ProgramPlan, Workload
 from bench.sim.arms import Asking, LabArm
 from bench.sim.bus import Bus, Disk, Way
@@ -80,13 +82,14 @@ class Lab:
         running.next_turn += 1
         before = running.plan.turns[index - 1] if index else None
         running.tokens = turn.tokens(before, running.tokens)
-        self.engine.add(
+        script, args = turn.answer.tokens(), self._arm.args(asking)
+        self.engine.send(
             request_id,
             running.tokens,
-            turn.answer.tokens(),
-            arrived,
-            self._arm.priority(asking),
-            self._arm.args(asking),
+            SamplingParams(max_tokens=len(script), ignore_eos=True, extra_args=args),
+            script,
+            arrival_time=arrived,
+            priority=self._arm.priority(asking),
         )
 
     def _answered(self, finished: Finished) -> None:

@@ -66,7 +66,7 @@ def ran(parser: argparse.ArgumentParser, said: argparse.Namespace, matrix: Matri
     seeds = matrix.seeds.get(said.seeds) or read_seeds(said.seeds)
     cells = [cell for cell in matrix.cells if _is_meant(cell, said.cells)]
     if not cells:
-        raise ToldError(f"no cell is called --cells {said.cells}; see {matrix.path.name}")
+        raise ToldError(f"no cell is called --cells {said.cells}; see {PATH.name}")
     arms = _arms(said.arms)
     asked = [job(c, arm, seed) for c in cells for arm in arms_of(c, arms) for seed in seeds]
     command = shown(shlex.join([*parser.prog.split(), *sys.argv[1:]]))

@@ -15,7 +15,7 @@ from msgspec import structs
 from bench.common.plans import Streams, Workload
 from bench.common.workloads import Request, lanes
 from bench.sim.workloads.recorded import Replay, lane_turns, records
-from bench.sim.workloads.shape import gaps
+from bench.sim.workloads.shape import Gaps
 
 NAME = "swe-smith.jsonl.gz"
 SOURCE = "https://swesmith.com (trajectories, written by continuum convert)"
@@ -34,7 +34,7 @@ def swe(said: Slots) -> Workload:
     """Programs of which each plays one trajectory, picked by the seed, with text of its own."""
     rng, streams = random.Random(f"swe {said.seed}"), Streams()
     every = list(lanes(records(NAME, SOURCE, Request)).values())
-    pauses = gaps(said.gaps, 1.0, said.longest_s)
+    pauses = Gaps(said.gaps, longest_s=said.longest_s)
     programs = []
     for index in range(said.programs):
         asked = rng.choice(every)[: said.turns]

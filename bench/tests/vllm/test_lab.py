@@ -48,12 +48,6 @@ def test_a_run_repeats_exactly_in_another_process(tmp_path: Path) -> None:
     assert msgspec.json.decode(written.read_bytes(), type=RunRecord) == here
 
 
-@pytest.mark.parametrize("arm", ["stock", "simple", "offloading"])
-def test_a_run_repeats_exactly(arm: str) -> None:
-    first, again = (play(arm, small_workload(), small_machine()) for _ in range(2))
-    assert without_wall(first) == without_wall(again)
-
-
 def test_program_order_is_what_the_published_overload_lacks() -> None:
     """Measured on one H100 at six programs per second: 244 s with stock vLLM."""
     stock, ordered = (

@@ -8,7 +8,6 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.sim.job import Job
-from bench.sim.runner import play
 from bench.sim.store import results, starts
 from continuum_connector.tools.cli.app import app
 
@@ -34,15 +33,6 @@ def test_a_table_results_and_a_page_and_nothing_is_run_twice(tmp_path: Path) -> 
     again = simulate(tmp_path)
     assert "2 of 2 runs done, 2 of them before." in again
     assert len(starts(tmp_path / "x.jsonl")) == 1
-
-
-def test_a_job_is_the_same_run_in_whatever_process_and_order(tmp_path: Path) -> None:
-    simulate(tmp_path)
-    for result in results(tmp_path / "x.jsonl").values():
-        assert result.record is not None
-        here = play(result.job)
-        assert here.turns == result.record.turns
-        assert here.num_steps == result.record.num_steps
 
 
 @pytest.mark.parametrize(
