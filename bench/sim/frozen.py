@@ -23,7 +23,7 @@ import msgspec
 
 from bench.cli import start
 from bench.common.tables import markdown
-from bench.sim.cells import PATH, load_matrix
+from bench.sim.cells import PATH
 from bench.sim.job import Result, RunRecord
 from bench.sim.matrix import options, ran
 from bench.sim.provenance import versions
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.set_defaults(seeds=SEEDS)
     parser.add_argument("--write", action="store_true", help=f"write {FROZEN.name}")
     said = parser.parse_args(arguments)
-    these = ran(parser, said, load_matrix())
+    these = ran(parser, said)
     print(these.done, file=sys.stderr)
     now = taken(these.results)
     if these.done.exit_code or not now:

@@ -110,13 +110,13 @@ def verdict(cell: Cell, runs: Mapping[str, Mapping[int, RunRecord]]) -> Verdict:
 
 # --- the page, MATRIX.md ----------------------------------------------------------------------
 def origin(
-    command: str, seeds: str, arms: Sequence[str], code: str, versions: Mapping[str, str]
+    command: str, seeds: Sequence[int], arms: Sequence[str], code: str, versions: Mapping[str, str]
 ) -> str:
-    """Where the numbers come from. `seeds`: in words; `code`, `versions`: as in provenance.py."""
+    """Where the numbers come from. `code`, `versions`: as in provenance.py."""
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
     rivals = ", ".join(filter(is_rival, arms)) or "none"
     return (
-        f"`{command}`; seeds {seeds}; code {code}; {told}. Arms: {', '.join(arms)}. Rivals, which "
+        f"`{command}`; seeds {', '.join(map(str, seeds))}; code {code}; {told}. Arms: {', '.join(arms)}. Rivals, which "
         f"are not ours: {rivals}. What the cells are: `matrix.toml`."
     )
 

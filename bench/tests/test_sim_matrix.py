@@ -23,7 +23,7 @@ from continuum_connector.errors import ToldError
 
 MATRIX = load_matrix()
 CELLS = {cell.name: cell for cell in MATRIX.cells}
-ORIGIN = origin("command", "1 (dev), 2 (dev)", ("stock", "adaptive", "lru_offload"), "c0de", {})
+ORIGIN = origin("command", (1, 2), ("stock", "adaptive", "lru_offload"), "c0de", {})
 
 
 def record(arm: str, jct_s: list[float]) -> RunRecord:
@@ -119,7 +119,7 @@ def test_a_cell_that_is_lost_stands_on_the_page_with_its_reason() -> None:
 
 def test_the_page_says_where_its_numbers_come_from() -> None:
     text = page([], ORIGIN)
-    assert "`command`; seeds 1 (dev), 2 (dev); code c0de" in text
+    assert "`command`; seeds 1, 2; code c0de" in text
     assert "Arms: stock, adaptive, lru_offload. Rivals, which are not ours: stock." in text
 
 
