@@ -116,8 +116,8 @@ def origin(
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
     rivals = ", ".join(filter(is_rival, arms)) or "none"
     return (
-        f"`{command}`; seeds {', '.join(map(str, seeds))}; code {code}; {told}. Arms: {', '.join(arms)}. Rivals, which "
-        f"are not ours: {rivals}. What the cells are: `matrix.toml`."
+        f"`{command}`; seeds {', '.join(map(str, seeds))}; code {code}; {told}. "
+        f"Arms: {', '.join(arms)}. Rivals, which are not ours: {rivals}. What the cells are: `matrix.toml`."
     )
 
 
