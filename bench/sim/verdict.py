@@ -117,7 +117,8 @@ def origin(
     rivals = ", ".join(filter(is_rival, arms)) or "none"
     return (
         f"`{command}`; seeds {', '.join(map(str, seeds))}; code {code}; {told}. "
-        f"Arms: {', '.join(arms)}. Rivals, which are not ours: {rivals}. What the cells are: `matrix.toml`."
+        f"Arms: {', '.join(arms)}. Rivals, which are not ours: {rivals}. What the cells are: "
+        "`matrix.toml`."
     )
 
 

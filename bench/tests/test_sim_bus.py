@@ -16,14 +16,14 @@ def bus(one_way: float = 10 * GB, both: float = 10 * GB, latency_s: float = 0.0)
     return Bus(one_way, both, latency_s)
 
 
-def test_one_copy_takes_its_bytes_over_the_rate() -> None:
-    link = bus()
+def test_one_copy_takes_its_bytes_over_the_rate_and_the_latency_which_is_no_bytes() -> None:
+    link = bus(latency_s=0.25)
     copy = link.submit(Way.LOAD, 20 * GB, now=1.0)
-    assert link.next_done() == pytest.approx(3.0)
-    link.advance(2.9)
+    assert link.next_done() == pytest.approx(3.25)
+    link.advance(3.2)
     assert math.isinf(copy.done)
     link.advance(5.0)
-    assert copy.done == pytest.approx(3.0)
+    assert copy.done == pytest.approx(3.25)
     assert math.isinf(link.next_done())
     assert link.num_bytes == {Way.LOAD: 20 * GB, Way.STORE: 0.0}
 
@@ -60,14 +60,6 @@ def test_bytes_that_are_not_computed_yet_do_not_flow_and_hold_up_those_behind_th
     link.advance(10.0)
     assert load.done == pytest.approx(2.0)
     assert (first.done, second.done) == (pytest.approx(3.0), pytest.approx(4.0))
-
-
-def test_each_copy_pays_the_latency_and_does_not_count_it_as_bytes() -> None:
-    link = bus(latency_s=0.25)
-    copy = link.submit(Way.LOAD, 10 * GB, now=0.0)
-    link.advance(10.0)
-    assert copy.done == pytest.approx(1.25)
-    assert copy.num_bytes == link.num_bytes[Way.LOAD] == 10 * GB
 
 
 @pytest.mark.parametrize("step", [0.01, 0.3, 100.0])

@@ -19,9 +19,8 @@ from bench.sim.workloads.made_up import (
     subagents,
 )
 from bench.sim.workloads.mooncake import RECORDED, Recording, mooncake, recorded
-from bench.sim.workloads.recorded import Replay, claude_code
+from bench.sim.workloads.recorded import Replay, Slots, claude_code, swe
 from bench.sim.workloads.shape import Shape
-from bench.sim.workloads.swe import Slots, swe
 
 EIGHT_TURNS = "eight_turns"
 _LAID_OUT: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
