@@ -44,10 +44,10 @@ class Options:
     \b
     Examples (the first: three arms, one load, under a minute):
       continuum simulate
-      continuum simulate --arms stock,adaptive --rates 1,3,6 --report r.html
+      continuum simulate --arms stock,adaptive --rates 1,3,6
       continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12
       continuum simulate --workload agents --set gaps=coding --set turns=12
-      continuum simulate --workload TRACE --set scale=1 --report r.html
+      continuum simulate --workload TRACE --set scale=1
     """
 
     arms: Annotated[str, Option(help="What is compared; ratios are to the first.")] = (
@@ -81,7 +81,6 @@ class Options:
     out: Annotated[Path, Option(help="Results, a line per run; what it has is not run again.")] = (
         Path("runs/simulate.jsonl")
     )
-    report: Annotated[Path | None, Option(help="Write a page with tables here.")] = None
     workers: Annotated[int, Option(min=0, max=4096, help="Processes; 0: one per core.")] = 0
     show_list: Annotated[
         bool, Option("--list", help="Arms, workloads, GPUs, models; then end.")
@@ -104,7 +103,7 @@ def simulate(options: Options, console: Console) -> int:
         listing(console)
         return 0
     jobs = list(asked(options))
-    check(jobs, options.report)
+    check(jobs)
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     # Progress goes to stderr, so that what is piped is the tables.
     aside = Console(stderr=True) if console.file is sys.stdout else console
@@ -118,9 +117,6 @@ def simulate(options: Options, console: Console) -> int:
         for shown in compare.tables(console, escape(point.title), list(point.arms.values())):
             console.print(shown)
     console.print(escape(f"{outcome} Results: {options.out}"), highlight=False, soft_wrap=True)
-    if options.report is not None and any(result.record for result in outcome.results):
-        options.report.write_text(report.page(outcome.results, store.starts(options.out)))
-        console.print(escape(f"Report: {options.report}"), highlight=False, soft_wrap=True)
     return outcome.exit_code
 
 
@@ -184,7 +180,7 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 
 
 # --- is it possible -------------------------------------------------------------------------
-def check(jobs: Sequence[Job], report: Path | None) -> None:
+def check(jobs: Sequence[Job]) -> None:
     """Before a long run: is everything there, and known?"""
     if importlib.util.find_spec("vllm") is None:
         raise UserError(
@@ -208,8 +204,6 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
         at_rate(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
         raise UserError(f"workload {jobs[0].workload}: {error}") from None
-    if report is not None and not report.parent.is_dir():
-        raise UserError(f"there is no folder {report.parent}; make it, or give another --report")
 
 
 def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`continuum simulate` from the command line to the page, with two arms and a few programs."""
+"""`continuum simulate` from the command line to the table, with two arms and a few programs."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ def simulate(folder: Path, *more: str) -> str:
     return result.output
 
 
-def test_a_table_results_and_a_page_and_nothing_is_run_twice(tmp_path: Path) -> None:
-    said = simulate(tmp_path, "--report", str(tmp_path / "x.html"))
+def test_a_table_and_results_and_nothing_is_run_twice(tmp_path: Path) -> None:
+    said = simulate(tmp_path)
     assert "H100, llama-8b, 400 GB DRAM, eight_turns, 0.1 programs per second" in said
     assert "2 of 2 runs done." in said
     kept = {result.job.arm: result for result in results(tmp_path / "x.jsonl").values()}
     assert all(result.record and result.record.turns for result in kept.values())
-    page = (tmp_path / "x.html").read_text()
-    assert "stock · adaptive, simulated" in page
 
     again = simulate(tmp_path)
     assert "2 of 2 runs done, 2 of them before." in again
@@ -49,7 +47,6 @@ def test_a_table_results_and_a_page_and_nothing_is_run_twice(tmp_path: Path) -> 
         (["--rates", "x"], "--rates 'x' should be numbers, like 1,3,6"),
         (["--set", "x"], "should read name=value"),
         (["--arms", ""], "nothing to do: name at least one arm"),
-        (["--report", "/no/such/x.html"], "there is no folder /no/such"),
     ],
 )
 def test_what_cannot_be_run_is_said_before_anything_is(
@@ -75,7 +72,7 @@ def test_options_become_jobs(tmp_path: Path) -> None:
         arms="stock", workload="eight_turns", rates="1,2", gpu="H100", model="llama-8b",
         dram_gb=100.0, pcie_gb_s=12.0, disk_gb=900.0, disk_gb_s=3.0, tp=1, seeds="1",
         max_num_batched_tokens=2048, max_num_seqs=64,
-        settings=("window_s=9", "tool_s=5.0"), out=tmp_path / "x", report=None, workers=1,
+        settings=("window_s=9", "tool_s=5.0"), out=tmp_path / "x", workers=1,
     )  # fmt: skip
     params = {"tool_s": 5.0, "window_s": 9}
     where = {"gpu": "H100", "model": "llama-8b", "dram_gb": 100.0, "pcie_gb_s": 12.0}
