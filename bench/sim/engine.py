@@ -42,23 +42,17 @@ def hash_block(value: Any) -> bytes:
 
 @dataclass
 class Progress:
-    """One request as the engine sees it. `script`: the answer, token by token."""
+    """One request as the engine sees it. `script`: the answer, token by token. Times in virtual
+    seconds."""
 
+    request_id: str
     request: Request
     script: Sequence[int]
     first_token: float = 0.0
     num_local: int = 0  # prompt tokens found in VRAM
     num_external: int = 0  # brought by the connector
     num_said: int = 0
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A turn that is answered, `at` virtual seconds."""
-
-    request_id: str
-    at: float
-    progress: Progress
+    finished: float = 0.0
 
 
 class Engine:
@@ -120,7 +114,7 @@ class Engine:
     ) -> Progress:
         """Queue a request that is answered with `script`; `fields` are more of vLLM's Request."""
         request = Request(request_id, tokens, params, None, block_hasher=self._hasher, **fields)
-        progress = self._progress[request_id] = Progress(request, script)
+        progress = self._progress[request_id] = Progress(request_id, request, script)
         self.scheduler.add_request(request)
         return progress
 
@@ -135,8 +129,9 @@ class Engine:
         return bool(self.scheduler.has_requests())
 
     # -- steps -------------------------------------------------------------------------
-    def step(self, wake: Callable[[], float]) -> Iterator[Finished]:
-        """Schedule, compute, update. `wake` says when an idle engine has news at the latest."""
+    def step(self, wake: Callable[[], float]) -> Iterator[Progress]:
+        """Schedule, compute, update; yield what is answered. `wake` says when an idle engine has
+        news at the latest."""
         now = self.clock.now
         step = self.scheduler.schedule()
         work = compat.step_work(step)
@@ -172,7 +167,7 @@ class Engine:
             kv_connector_output=KVConnectorOutput(**settled) if settled else None,
         )
 
-    def _record(self, output: Any) -> Iterator[Finished]:
+    def _record(self, output: Any) -> Iterator[Progress]:
         progress = self._progress[output.request_id]
         cached = versions.cached_tokens(output)
         if cached is not None:
@@ -182,4 +177,5 @@ class Engine:
         progress.num_said += len(output.new_token_ids)
         if output.finish_reason is not None:
             del self._progress[output.request_id]
-            yield Finished(output.request_id, self.clock.now, progress)
+            progress.finished = self.clock.now
+            yield progress

@@ -15,7 +15,7 @@ from bench.common.plans import ProgramPlan, Workload
 from bench.sim.arms import Asking, LabArm
 from bench.sim.bus import Bus, Disk, Way
 from bench.sim.clock import Clock
-from bench.sim.engine import Engine, Finished
+from bench.sim.engine import Engine, Progress
 from bench.sim.hardware import Machine
 from bench.sim.job import RunRecord, TurnRecord
 
@@ -92,9 +92,9 @@ class Lab:
             priority=self._arm.priority(asking),
         )
 
-    def _answered(self, finished: Finished) -> None:
-        running, index, arrived = self._sent.pop(finished.request_id)
-        progress, plan = finished.progress, running.plan
+    def _answered(self, progress: Progress) -> None:
+        running, index, arrived = self._sent.pop(progress.request_id)
+        plan, now = running.plan, progress.finished
         turn = plan.turns[index]
         self.turns.append(
             TurnRecord(
@@ -102,19 +102,19 @@ class Lab:
                 index,
                 arrived,
                 progress.first_token,
-                finished.at,
+                now,
                 turn.num_prompt_tokens,
                 progress.num_local,
                 progress.num_external,
             )
         )
         for child in self._children.pop((plan.name, index), ()):
-            self._later(finished.at + child.arrival_s, child.name)
+            self._later(now + child.arrival_s, child.name)
         if running.next_turn < len(plan.turns):
-            self._await(running, finished.at)
+            self._await(running, now)
         else:
-            running.ended, running.tokens = finished.at, ()
-            self._release(plan.name, finished.at)
+            running.ended, running.tokens = now, ()
+            self._release(plan.name, now)
 
     def _await(self, running: Running, now: float) -> None:
         """The program's next turn comes a gap after now, or after the programs it joins."""
@@ -145,9 +145,9 @@ class Lab:
             if not self.engine.has_requests:
                 self.clock.now = max(self.clock.now, self._next_arrival())
                 continue
-            for finished in self.engine.step(self._wake):
-                last_end = finished.at
-                self._answered(finished)
+            for progress in self.engine.step(self._wake):
+                last_end = progress.finished
+                self._answered(progress)
             if self.clock.now > last_end + STUCK_S and self._sent:
                 raise StuckError(f"{self._arm.name}: nothing ends; waiting: {sorted(self._sent)}")
         return self._record(time.perf_counter() - began)
