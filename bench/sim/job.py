@@ -26,12 +26,8 @@ class Job(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self, order="sorted").decode()
 
     def __str__(self) -> str:
-        machine = " ".join(f"{k}={v}" if k != "gpu" else f"{v}" for k, v in self.machine.items())
-        params = " ".join(
-            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.params.items()
-        )
-        parts = (self.arm, "on", machine, self.workload, params, f"seed={self.seed}")
-        return " ".join(part for part in parts if part and (part != "on" or machine))
+        said = {**self.machine, **self.params, "seed": self.seed}
+        return " ".join((self.arm, self.workload, *(f"{k}={v}" for k, v in said.items())))
 
 
 class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -90,6 +86,10 @@ class Result(msgspec.Struct, frozen=True, tag="result", omit_defaults=True):
     record: RunRecord | None = None
     error: str = ""
     code: str = ""
+
+    def is_done(self, code: str) -> bool:
+        """Whether it need not be played again by that code."""
+        return not self.error and self.code == code
 
 
 Line = Start | Result

@@ -120,10 +120,10 @@ def test_a_column_is_held_against_what_its_runs_say_of_single_turns() -> None:
         validate.job(arm, "H200", 10).key: lab_results.record(arm, turns=8)
         for arm in ("stock", *validate.FORK)
     }
-    jct = validate.validation(records, ["H200"]).splitlines()
+    jct = validate.validation(records).splitlines()
     row = next(line for line in jct if line.startswith("| H200 10 |"))
     assert row == "| H200 10 | 417 / 24 / 0.06 |" + " 119 / 24 / 0.20 |" * 3 + " - |"
-    of_turns = validate.validation(records, ["H200"], validate.OF_TURNS).splitlines()
+    of_turns = validate.validation(records, validate.OF_TURNS).splitlines()
     row = next(line for line in of_turns if line.startswith("| H200 10 |"))
     ends = " 4.55 / 1 / 0.22 |" + " 0.263 / 1 / 3.81 |" * 3
     assert row == f"| H200 10 |{ends}" + " 54.9 / 3 / 0.05 |" * 3

@@ -170,9 +170,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_keeps_what_is_done_and_says_how_to_go_on(
-    number: signal.Signals, tmp_path: Path, marks: Path
+    tmp_path: Path, marks: Path
 ) -> None:
     out, script = tmp_path / "x.jsonl", tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -191,9 +190,9 @@ def test_a_stopped_run_keeps_what_is_done_and_says_how_to_go_on(
         while b"hangs" not in said and select.select([read_end], [], [], 60)[0]:
             said += read_end.read(64)
     assert said == b"a\nhangs\n"
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    os.killpg(process.pid, signal.SIGINT)
     said, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + number
+    assert process.returncode == 130
     assert said == "Stopped: 1 of 2 runs done and kept. The same command goes on from here.\n"
     assert [line.job.arm for line in read(out) if isinstance(line, Result)] == ["a"]
     assert isinstance(next(iter(read(out))), Start)
