@@ -228,11 +228,7 @@ def listing(console: Console) -> None:
         },
     }
     for kind, lines in kinds.items():
-        shown = Grid(
-            title=kind, title_justify="left", title_style="bold", box=None, show_header=False
-        )
-        shown.add_column(no_wrap=True, min_width=20)
-        shown.add_column()
+        shown = Grid(title=kind, title_justify="left", box=None, show_header=False)
         for name, what in lines.items():
-            shown.add_row(escape(name), escape(what))
+            shown.add_row(f"{escape(name):20}", escape(what))
         console.print(shown)

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from bench.common.arms import OURS, STOCK, Role
 from bench.common.tables import markdown, quantile
-from bench.sim.arms import role_of
+from bench.sim.arms import ARMS
 from bench.sim.cells import Cell
 from bench.sim.job import RunRecord
 
@@ -80,11 +80,11 @@ class Verdict:
 
 def is_rival(arm: str) -> bool:
     """Whether a server without our connector could run it, or the paper's did."""
-    return role_of(arm) is Role.RIVAL
+    return ARMS[arm].role is Role.RIVAL
 
 
 def _fair(values: Mapping[str, float]) -> dict[str, float]:
-    return {arm: value for arm, value in values.items() if role_of(arm) is not Role.ORACLE}
+    return {arm: value for arm, value in values.items() if ARMS[arm].role is not Role.ORACLE}
 
 
 def _over_least(values: Mapping[str, float], but: str = "") -> float:
