@@ -70,7 +70,6 @@ class Options:
     disk_gb_s: Annotated[
         float, Option(min=0.01, max=1e6, help="It reads; it writes half as fast.")
     ] = 7.0
-    tp: Annotated[int, Option(min=1, max=1024, help="GPUs that share the model.")] = 1
     max_num_batched_tokens: Annotated[
         int | None, Option(min=1, max=1 << 20, help="vLLM's: tokens of a step; default: the GPU's.")
     ] = None
@@ -129,10 +128,7 @@ def asked(options: Options) -> Iterator[Job]:
         _names(options.arms), _numbers("--seeds", options.seeds, int),
     )  # fmt: skip
     for gpu, model, rate, arm, seed in points:
-        where: dict[str, Plain] = {"gpu": gpu, "model": model}
-        if options.tp != 1:
-            where["tp"] = options.tp
-        where["dram_gb"] = options.dram_gb
+        where: dict[str, Plain] = {"gpu": gpu, "model": model, "dram_gb": options.dram_gb}
         for name in ("pcie_gb_s", "max_num_batched_tokens", "max_num_seqs"):
             if (value := getattr(options, name)) is not None:
                 where[name] = value

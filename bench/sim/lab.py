@@ -47,7 +47,7 @@ class Lab:
         if reason := arm.lacks(machine.drive is not None):
             raise ValueError(f"{arm.name}: {reason}")
         machine = arm.machine(machine, workload)
-        self.bus = Bus(machine.pcie_rate, machine.pcie_both)
+        self.bus = Bus(machine.gpu.pcie_rate, machine.gpu.pcie_both)
         programs = {plan.name: plan for plan in workload.programs}
         length = max(32_768, 1 << (workload.num_tokens + 256).bit_length())
         self.engine = Engine(machine, self.clock, length, arm.transfer(machine), arm.scheduling)

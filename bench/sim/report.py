@@ -22,7 +22,6 @@ NOWHERE = Path()
 WORDS = {  # of a machine; what is none of these is called by its name
     "gpu": "{}",
     "model": "{}",
-    "tp": "TP {}",
     "dram_gb": "{} GB DRAM",
     "pcie_gb_s": "PCIe {} GB/s",
     "disk_gb": "disk of {} GB",

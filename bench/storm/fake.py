@@ -75,7 +75,8 @@ class FakeServer:
         own = {"max_ttl_s": MAX_TTL_S, "max_programs": MOST_PROGRAMS}
         own["trace_path"] = str(folder / "trace.jsonl")
         self.engine = Engine(on, self.clock, MAX_MODEL_LEN, our_transfer(POLICY, True, **own)(on))
-        self.engine.worker = our_worker(self.engine, Bus(on.pcie_rate, on.pcie_both))
+        bus = Bus(on.gpu.pcie_rate, on.gpu.pcie_both)
+        self.engine.worker = our_worker(self.engine, bus)
         set_up(self.engine)
         # Looked at in virtual time: its thread, never started here, would look in the machine's.
         self.engine.connector.switch = self._switch = SwitchFile(str(self.switch), None)

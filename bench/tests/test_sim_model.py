@@ -34,17 +34,10 @@ def test_a_decode_takes_the_reading_of_the_weights_and_of_its_context() -> None:
     assert step_seconds(H100, work) == pytest.approx(expected)
 
 
-def test_two_gpus_halve_all_but_what_a_step_costs_anyway() -> None:
-    work = Work(num_new=4096, pairs=4096 * 2048)
-    one, two = step_seconds(H100, work), step_seconds(machine("H100", tp=2), work)
-    fixed = 0.004 + 20e-6
-    assert two - fixed == pytest.approx((one - fixed) / 2)
-
-
 def test_fp8_doubles_the_rate_of_the_products_and_not_of_attention() -> None:
     work = Work(num_new=8192, pairs=8192 * 4096)
     products, attention = 8192 * 2 * 68.5e9 / (2 * FLOPS), 8192 * 4096 * 4 * 80 * 64 * 128 / FLOPS
-    on = machine("H100", "llama-70b-fp8", tp=1, kv_tokens=4096)
+    on = machine("H100", "llama-70b-fp8", kv_tokens=4096)
     assert step_seconds(on, work) == pytest.approx(0.004 + 20e-6 + products + attention)
 
 
@@ -77,9 +70,9 @@ def test_the_published_gpus_have_the_published_room() -> None:
 
 
 def test_a_model_without_a_published_count_gets_what_its_weights_leave() -> None:
-    """0.9 * 2 * 80 GB less 8 GB of activations and the weights."""
-    found = machine("H100", "llama-70b-fp8", tp=2)
-    assert found.kv_tokens == pytest.approx((2 * (72e9 - 4e9) - 70.6e9) / 327_680, abs=1)
+    """0.9 * 141 GB less 4 GB of activations and the weights."""
+    found = machine("H200", "llama-70b-fp8")
+    assert found.kv_tokens == pytest.approx((126.9e9 - 4e9 - 70.6e9) / 327_680, abs=1)
 
 
 def test_the_limits_of_a_step_are_the_gpu_s_or_what_is_said() -> None:
@@ -96,7 +89,7 @@ def test_the_limits_of_a_step_are_the_gpu_s_or_what_is_said() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_cure() -> None:
-    with pytest.raises(ValueError, match="raise tp"):
+    with pytest.raises(ValueError, match="take a larger GPU"):
         machine("L40S", "llama-70b-fp8")
 
 

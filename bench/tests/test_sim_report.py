@@ -28,8 +28,8 @@ def test_points_come_by_load_and_whatever_differs_is_another_scene() -> None:
 
 
 def test_a_scene_reads_as_people_say_it() -> None:
-    job = Job("a", "w", {}, {"gpu": "H100", "tp": 2, "dram_gb": 400, "pcie_gb_s": 25.0})
-    assert scene(job) == "H100, TP 2, 400 GB DRAM, PCIe 25 GB/s, w"
+    job = Job("a", "w", {}, {"gpu": "H100", "dram_gb": 400, "pcie_gb_s": 25.0})
+    assert scene(job) == "H100, 400 GB DRAM, PCIe 25 GB/s, w"
 
 
 def test_a_run_has_the_figures_of_one_on_a_server() -> None:

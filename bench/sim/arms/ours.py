@@ -77,8 +77,8 @@ def set_up(engine: Engine) -> None:
     """Our clock is the engine's, and our prior that of the lab's GPU and model, by data sheets:
     what vLLM says of them is for the CPU and the tiny model that the lab pretends to serve with."""
     engine.connector.set_clock(engine.clock)
-    gpu, model, tp = engine.machine.gpu, engine.machine.model, engine.machine.tp
-    shape = Shape(model.token_flops / tp, model.pair_flops / tp, model.weight_bytes / tp)
+    gpu, model = engine.machine.gpu, engine.machine.model
+    shape = Shape(model.token_flops, model.pair_flops, model.weight_bytes)
     engine.connector.costs.assume(prefill=prefill_prior(shape, device_named(gpu.name)))
 
 

@@ -41,7 +41,7 @@ def test_a_table_and_results_and_nothing_is_run_twice(tmp_path: Path) -> None:
         (["--workload", "agents", "--set", "wings=2"], "agents has no wings; it has programs, "),
         (["--set", "wings=2"], "workload eight_turns: eight_turns() got an unexpected keyword"),
         (["--gpu", "H900"], "there is no GPU 'H900'; there is L40S, "),
-        (["--model", "llama-70b-fp8", "--gpu", "A100-40"], "raise tp"),
+        (["--model", "llama-70b-fp8", "--gpu", "A100-40"], "take a larger GPU"),
         (["--arms", "offloading-fs"], "needs a machine with a disk; give --disk-gb"),
         (["--rates", "0"], "rates are above 0"),
         (["--rates", "x"], "--rates 'x' should be numbers, like 1,3,6"),
@@ -70,7 +70,7 @@ def test_options_become_jobs(tmp_path: Path) -> None:
 
     given = Options(
         arms="stock", workload="eight_turns", rates="1,2", gpu="H100", model="llama-8b",
-        dram_gb=100.0, pcie_gb_s=12.0, disk_gb=900.0, disk_gb_s=3.0, tp=1, seeds="1",
+        dram_gb=100.0, pcie_gb_s=12.0, disk_gb=900.0, disk_gb_s=3.0, seeds="1",
         max_num_batched_tokens=2048, max_num_seqs=64,
         settings=("window_s=9", "tool_s=5.0"), out=tmp_path / "x", workers=1,
     )  # fmt: skip
