@@ -34,8 +34,3 @@ def is_ours(arm: str) -> bool:
     """Whether a report makes it stand out, and no other: what `adaptive` is without one of its
     parts is another arm."""
     return arm == OURS or arm.startswith(("continuum:", "continuum-disk:"))
-
-
-def is_oracle(arm: str) -> bool:
-    """Whether no server can run it: a report shows it, and never as the best."""
-    return arm.startswith("infinite")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -75,8 +75,6 @@ class Reported:
 
     runs: list[Loaded]
     points: list[Point]
-    caution: str = ""  # in HTML, where the runs are no real servers'
-    told: Mapping[str, str] = field(default_factory=dict)  # more of what was run, in HTML
 
 
 def read(folders: Sequence[Path], base: str = "") -> Reported:
