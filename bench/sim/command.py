@@ -26,10 +26,6 @@ from bench.sim.workloads.registry import RECORDED, WORKLOADS, at_rate
 from continuum_connector.errors import ToldError
 
 
-class UserError(ToldError):
-    """What was asked for cannot be done; the text says why, and what to do."""
-
-
 @dataclass(frozen=True)
 class Options:
     """What would a policy do, on a GPU and a load that are not here?
@@ -97,7 +93,7 @@ def main(words: list[str], console: Console) -> int:
 
 
 def simulate(options: Options, console: Console) -> int:
-    """Do what was asked for and return the exit status. Raises UserError."""
+    """Do what was asked for and return the exit status. Raises ToldError."""
     if options.show_list:
         listing(console)
         return 0
@@ -111,7 +107,7 @@ def simulate(options: Options, console: Console) -> int:
             jobs, options.out, num_workers=options.workers, command=command, console=aside
         )
     except (OSError, store.StoreError) as error:
-        raise UserError(str(error)) from None
+        raise ToldError(str(error)) from None
     for point in report.points(outcome.results):  # `x`: over the first arm
         for shown in compare.tables(console, escape(point.title), list(point.arms.values())):
             console.print(shown)
@@ -145,7 +141,7 @@ def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
     for setting in options.settings or ():
         key, sign, value = setting.partition("=")
         if not sign:
-            raise UserError(f"--set {setting!r} should read name=value, like --set turns=12")
+            raise ToldError(f"--set {setting!r} should read name=value, like --set turns=12")
         params[key.strip()] = _plain(value.strip())
     return name, params
 
@@ -169,9 +165,9 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
     try:
         found = [kind(each) for each in _names(text)]
     except ValueError:
-        raise UserError(f"{option} {text!r} should be numbers, like 1,3,6") from None
+        raise ToldError(f"{option} {text!r} should be numbers, like 1,3,6") from None
     if option == "--rates" and any(rate <= 0 for rate in found):
-        raise UserError(f"{option} {text!r}: nobody would ever arrive; rates are above 0")
+        raise ToldError(f"{option} {text!r}: nobody would ever arrive; rates are above 0")
     return found
 
 
@@ -179,12 +175,12 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
 def check(jobs: Sequence[Job]) -> None:
     """Before a long run: is everything there, and known?"""
     if importlib.util.find_spec("vllm") is None:
-        raise UserError(
+        raise ToldError(
             "the lab drives vLLM's own scheduler, and vLLM is not installed here; without a GPU: "
             "pip install '.[cpu]' in the clone"
         )
     if not jobs:
-        raise UserError("nothing to do: name at least one arm, rate, GPU, model and seed")
+        raise ToldError("nothing to do: name at least one arm, rate, GPU, model and seed")
     _known("arm", [job.arm for job in jobs], ARMS)
     _known("workload", [job.workload for job in jobs], {**WORKLOADS, RECORDED: ""})
     _known("GPU", [str(job.machine["gpu"]) for job in jobs], GPUS)
@@ -193,19 +189,19 @@ def check(jobs: Sequence[Job]) -> None:
         for one in jobs:
             drive = machine(**one.machine).drive  # type: ignore[arg-type]
             if lacks := ARMS[one.arm].lacks(drive is not None):
-                raise UserError(f"{one.arm}: {lacks}; give --disk-gb")
+                raise ToldError(f"{one.arm}: {lacks}; give --disk-gb")
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise ToldError(str(error)) from None
     try:
         at_rate(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
-        raise UserError(f"workload {jobs[0].workload}: {error}") from None
+        raise ToldError(f"workload {jobs[0].workload}: {error}") from None
 
 
 def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> None:
     for name in dict.fromkeys(asked_for):
         if name not in known:
-            raise UserError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
+            raise ToldError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
 
 
 def listing(console: Console) -> None:

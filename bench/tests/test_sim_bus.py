@@ -119,22 +119,13 @@ def test_where_reads_go_first_a_write_waits_and_goes_on() -> None:
 
 
 def test_what_has_not_begun_can_be_taken_back_and_nothing_else() -> None:
+    """Of copies that look alike it is the one that is meant."""
     drive = disk(latency_s=0.25)
-    first, second = (drive.submit(Way.READ, 8 * GB, now=0.0) for _ in range(2))
-    drive.advance(0.5)
-    assert not drive.cancel(first)
-    assert drive.cancel(second)
-    assert not drive.cancel(second)
-    drive.advance(10.0)
-    assert first.done == pytest.approx(1.25)
-    assert drive.num_bytes == {Way.READ: 8 * GB, Way.WRITE: 0.0}
-
-
-def test_of_copies_that_look_alike_the_one_that_is_taken_back_is_the_one_meant() -> None:
-    drive = disk()
     begun, other, unwanted = (drive.submit(Way.READ, 8 * GB, now=0.0) for _ in range(3))
-    assert drive.cancel(unwanted)
+    drive.advance(0.5)
+    assert [drive.cancel(each) for each in (begun, unwanted, unwanted)] == [False, True, False]
     drive.advance(10.0)
-    assert (begun.done, other.done) == pytest.approx((1.0, 2.0))
+    assert (begun.done, other.done) == pytest.approx((1.25, 2.5))
     assert unwanted.done == math.inf
     assert math.isinf(drive.next_done())
+    assert drive.num_bytes == {Way.READ: 16 * GB, Way.WRITE: 0.0}

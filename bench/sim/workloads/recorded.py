@@ -61,7 +61,6 @@ class Replay:
     longest_s: float = 300.0
     says_final: bool = True
     says_tools: bool = True
-    says_program: bool = True
     seed: int = 1
 
     @property
@@ -77,7 +76,6 @@ class Replay:
             *(name, tuple(turns), arrival_s),
             says_final=self.says_final,
             says_tools=self.says_tools,
-            says_program=self.says_program,
         )
 
 
@@ -157,10 +155,9 @@ def lane_turns(lane: Lane, replay: Replay, streams: Streams) -> list[TurnPlan]:
 @dataclass(frozen=True)
 class Slots(Replay):
     """`slots`: so many programs at a time, of which each is followed by another when it ends; 0:
-    they arrive whoever has ended. `gaps`: a curve of shape.py."""
+    they arrive whoever has ended."""
 
     slots: int = 0
-    gaps: str = "swe"
 
 
 def swe(said: Slots) -> Workload:
@@ -172,7 +169,7 @@ def swe(said: Slots) -> Workload:
     """
     rng, streams = random.Random(f"swe {said.seed}"), Streams()
     every = list(lanes(records(SWE, SWE_SOURCE, Request)).values())
-    pauses = Gaps(said.gaps, longest_s=said.longest_s)
+    pauses = Gaps("swe", longest_s=said.longest_s)
     programs = []
     for index in range(said.programs):
         asked = rng.choice(every)[: said.turns]
@@ -182,4 +179,4 @@ def swe(said: Slots) -> Workload:
             before = programs[index - said.slots]
             plan = replace(plan, arrival_s=0.0, after=(before.name, len(before.turns) - 1))
         programs.append(plan)
-    return Workload("swe", tuple(programs), f"{said.note}; pauses drawn ({said.gaps})")
+    return Workload("swe", tuple(programs), f"{said.note}; pauses drawn (swe)")
