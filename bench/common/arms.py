@@ -17,7 +17,7 @@ class Role(enum.Enum):
     OURS = "ours"  # what is judged
     RELATED = "related"  # another policy on our connector: judged against, but no rival
     RIVAL = "rival"  # a server without our connector could run it, or the paper's did
-    ORACLE = "oracle"  # knows the future, or has room for everything: shown, never the best
+    ORACLE = "oracle"  # has room for everything: shown, never the best
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,3 @@ def is_ours(arm: str) -> bool:
     """Whether a report makes it stand out, and no other: what `adaptive` is without one of its
     parts is another arm."""
     return arm == OURS or arm.startswith(("continuum:", "continuum-disk:"))
-
-
-def is_oracle(arm: str) -> bool:
-    """Whether no server can run it: a report shows it, and never as the best."""
-    return arm.startswith(("infinite", "oracle"))

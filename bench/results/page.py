@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.common.tables import markdown
 from bench.gpu.__main__ import NO_CLAIM, committed
 from bench.gpu.steps import STEPS, Verdict
 from bench.results.kept import Cell, Kept
@@ -44,9 +45,7 @@ def _section(kept: Kept) -> str:
 
 def table(kept: Kept) -> str:
     """As Markdown."""
-    lines = [kept.columns, ["---"] * len(kept.columns)]
-    lines += [[_cell(cell) for cell in row] for row in kept.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(kept.columns, (map(_cell, row) for row in kept.rows))
 
 
 def _cell(cell: Cell) -> str:
@@ -98,9 +97,7 @@ def front(kept: Mapping[str, Kept]) -> str:
             f"of a connector that does nothing: {step['nothing 0']:.1f} %",
         ),
     ]
-    lines = ["| | with ContinuumConnector | for comparison |", "|---|---|---|"]
-    lines += [f"| {what} | {number} | {beside} |" for what, number, beside in rows]
-    return "\n".join(lines)
+    return markdown(("", "with ContinuumConnector", "for comparison"), rows)
 
 
 def _seeds(gpu: Mapping[str, float], arm: str) -> str:

@@ -6,8 +6,8 @@ import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from bench.results.kept import Cell
@@ -18,13 +18,13 @@ from bench.sim import store
 ROUNDED = 5  # digits that are kept, two more than the page shows
 
 
-class Found(NamedTuple):
+class Found(msgspec.Struct):
     """A table without its origin."""
 
     columns: list[str]
     rows: list[list[Cell]]
-    cited: dict[str, float]
     versions: dict[str, str]
+    cited: dict[str, float] = {}
     is_simulated: bool = False
 
 
@@ -56,7 +56,7 @@ def demo(paths: Sequence[Path]) -> Found:
     rows.append(["answers equal, token for token", None, same, None, None, None])
     columns = ["", "vLLM", "+ ours", "ours / vLLM", "least", "most"]
     runs = [run for arms in pairs for arm in arms for run in arm.runs.values()]
-    return Found(columns, rows, cited, _versions(runs))
+    return Found(columns, rows, _versions(runs), cited)
 
 
 # --- continuum bench ab: a server per arm -------------------------------------------------
@@ -88,9 +88,8 @@ def ab(paths: Sequence[Path]) -> Found:
         for arm in sorted(arms, key=lambda each: (each != arms[0], shares[each]))
     ]
     titles = [BY_KEY[key].name for key in keys]
-    cited = {f"computed {arm}": share for arm, share in shares.items()} | {"repeats": repeats}
     columns = ["arm", f"computed / `{arms[0]}`", *titles, compare.SAME]
-    return Found(columns, rows, cited, _versions(runs))
+    return Found(columns, rows, _versions(runs))
 
 
 def _versions(runs: Sequence[results.Loaded]) -> dict[str, str]:
@@ -123,7 +122,7 @@ def agents(paths: Sequence[Path]) -> Found:
             rows.append([f"{rate:g}", str(seed), f"`{arm}`", *values, *ratios])
             cited[f"{arm} {rate:g} {seed}"] = ratios[0]
     titles = ("mean JCT, s", "P95", "mean TTFT", "computed", "JCT / `none`", "computed / `none`")
-    return Found(["programs/s", "seed", "arm", *titles], rows, cited, _versions([*runs.values()]))
+    return Found(["programs/s", "seed", "arm", *titles], rows, _versions([*runs.values()]), cited)
 
 
 SHARES = ("cached_pct", "theory_pct", "found_pct")  # of prompt tokens, by aiperf
@@ -137,17 +136,15 @@ def aiperf(paths: Sequence[Path]) -> Found:
         pressure = run.run.dram.pressure if run.run.dram else 0.0
         grouped.setdefault((pressure, run.run.arm), []).append(run)
     rows: list[list[Cell]] = []
-    cited = {}
     for (pressure, arm), each in grouped.items():
         means = {
             key: _round(statistics.fmean(map(BY_KEY[key].value, each))) for key in SHARES + COUNTS
         }
         rows.append([pressure or "no DRAM", f"`{arm}`", *means.values()])
-        cited[f"{arm} {pressure:g}"] = means["found_pct"]
     rows.sort(key=lambda row: (row[0] if isinstance(row[0], float) else 0.0, -float(row[4] or 0)))
     titles = ["cached, %", "could be cached, %", "of that cached, %", "computed", "hit in VRAM"]
     columns = ["live KV / DRAM", "arm", *titles, "hit in DRAM", "turns failed"]
-    return Found(columns, rows, cited, _versions(runs))
+    return Found(columns, rows, _versions(runs))
 
 
 # --- bench.hook_cost: CPU time of the scheduler's thread ----------------------------------
@@ -166,7 +163,7 @@ def paired(paths: Sequence[Path]) -> Found:
         more = [round(100 * value / middle, 1) for value in values]
         rows.append([f"{each['pins']:,}", each["policy"], _round(middle), *more])
         cited[f"{each['policy']} {each['pins']}"] = more[0]
-    return Found(columns, rows, cited, {})
+    return Found(columns, rows, {}, cited)
 
 
 # --- continuum simulate: virtual time -----------------------------------------------------
@@ -185,9 +182,8 @@ def lab(paths: Sequence[Path]) -> Found:
     rows: list[list[Cell]] = [
         [f"`{arm}`", *(table.get((arm, rate)) for rate in rates)] for arm in arms
     ]
-    cited = {f"{arm} {rate:g}": value for (arm, rate), value in table.items()}
     columns = ["mean JCT, s", *(f"{rate:g} programs/s" for rate in rates)]
-    return Found(columns, rows, cited, {}, is_simulated=True)
+    return Found(columns, rows, {}, is_simulated=True)
 
 
 # --- bench.storm --------------------------------------------------------------------------
@@ -201,9 +197,7 @@ def storm(paths: Sequence[Path]) -> Found:
         for status, num in statuses
     ]
     rows += found["findings"]
-    wrong = sum(verdict == "WRONG" for _, verdict, _ in found["findings"])
-    cited = {"requests": float(sum(found["statuses"].values())), "wrong": float(wrong)}
-    return Found(["", "", ""], rows, cited, {}, is_simulated=True)
+    return Found(["", "", ""], rows, {}, is_simulated=True)
 
 
 READERS: dict[str, Callable[[Sequence[Path]], Found]] = {

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 
-from bench.common.arms import is_oracle, is_ours
+from bench.common.arms import is_ours
 from bench.serve import results
 from bench.serve.arms import DEFAULT
 from bench.serve.compare import PLAIN, Column, Point, place, points_of, ratio, sameness, shown
@@ -102,13 +102,9 @@ def write(folders: Sequence[Path], out: Path | None = None, base: str = "") -> P
 def page(folders: Sequence[Path], base: str = "") -> str:
     """The page of result folders. ResultError where they hold nothing, or nothing that belongs
     together."""
-    return page_of(read(folders, base))
-
-
-def page_of(reported: Reported, where: str = "on real servers") -> str:
-    """The whole page. `where`: the arms ran."""
+    reported = read(folders, base)
     arms = list(dict.fromkeys(arm for point in reported.points for arm in point.arms))
-    heading = escape(_heading(arms, where))
+    heading = escape(_heading(arms))
     body = [f"<h1>{heading}</h1>", _list(cautions(reported)), _list(_unfinished(reported.runs))]
     if not reported.points:
         body.append(f"<p>{NOTHING}</p>")
@@ -123,11 +119,13 @@ def page_of(reported: Reported, where: str = "on real servers") -> str:
     )
 
 
-def _heading(arms: Sequence[str], where: str) -> str:
+def _heading(arms: Sequence[str]) -> str:
     if len(arms) <= MOST_NAMED:
-        return f"{' · '.join(arms) or 'Nothing measured'}, {where}"
+        return f"{' · '.join(arms) or 'Nothing measured'}, on real servers"
     ours = [arm for arm in arms if is_ours(arm)]
-    return f"{ours[0] if ours else arms[0]} and {len(arms) - 1} other ways to serve, {where}"
+    return (
+        f"{ours[0] if ours else arms[0]} and {len(arms) - 1} other ways to serve, on real servers"
+    )
 
 
 def _list(lines: Iterable[str]) -> str:
@@ -179,7 +177,7 @@ def _all_points(points: Sequence[Point], arms: Sequence[str]) -> Iterator[str]:
 
 def _row(point: Point, arms: Sequence[str], key: str) -> Iterator[str]:
     values = {arm: column.figure(key) for arm, column in point.arms.items()}
-    fair = {arm: v for arm, v in values.items() if not (math.isnan(v) or is_oracle(arm))}
+    fair = {arm: v for arm, v in values.items() if not math.isnan(v)}
     best = min(fair.values(), default=math.nan)
     yield f"<td>{escape(point.title)}</td>"
     for arm in arms:
@@ -191,9 +189,7 @@ def _row(point: Point, arms: Sequence[str], key: str) -> Iterator[str]:
 def cautions(reported: Reported) -> Iterator[str]:
     """What a reader must know before believing a number, in HTML."""
     runs = [run for run in reported.runs if run.turns]
-    if reported.caution:
-        yield reported.caution
-    elif any("cpu" in run.run.versions.get("vllm", "") for run in runs):
+    if any("cpu" in run.run.versions.get("vllm", "") for run in runs):
         yield (
             "On a CPU what is decided is real and what it costs is not: a copy crosses no bus and "
             "prefill is slow. Times say nothing about a GPU."
@@ -236,7 +232,6 @@ def facts(reported: Reported) -> str:
         "Versions": _each(runs, lambda run: _joined(map(" ".join, run.run.versions.items()))),
         "Machine": _each(runs, _machine),
         "When": " to ".join(dict.fromkeys((*started[:1], *started[-1:]))),
-        **reported.told,
     }
     return f"<dl>{''.join(f'<dt>{k}</dt><dd>{v}</dd>' for k, v in told.items() if v)}</dl>"
 

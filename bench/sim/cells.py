@@ -70,20 +70,19 @@ class Scene:
 class Matrix:
     """`seeds`: by what they are for: "dev", "report"."""
 
-    path: Path
     cells: tuple[Cell, ...]
     seeds: dict[str, tuple[int, ...]]
 
 
-def load_matrix(path: Path = PATH) -> Matrix:
+def load_matrix() -> Matrix:
     """Read the matrix. What a cell says is what its `base` says, and its own on top."""
-    with path.open("rb") as file:
+    with PATH.open("rb") as file:
         text = tomllib.load(file)
     cells = [
         cell_of({**text["base"][own["base"]], **own, "cell": name})
         for name, own in text["cell"].items()
     ]
-    return Matrix(path, tuple(cells), {what: tuple(seeds) for what, seeds in text["seeds"].items()})
+    return Matrix(tuple(cells), {what: tuple(seeds) for what, seeds in text["seeds"].items()})
 
 
 def cell_of(fields: Mapping[str, Any]) -> Cell:

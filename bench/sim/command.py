@@ -17,18 +17,13 @@ from rich.table import Table as Grid
 from typer import Option, Typer
 from typer.main import get_command
 
-from bench.cli import regular
 from bench.serve import compare
 from bench.sim import report, runner, store
 from bench.sim.arms import ARMS
-from bench.sim.hardware import GB, GPUS, MODELS, Gpu, Model, machine
-from bench.sim.job import Job, Plain, Result
+from bench.sim.hardware import GB, GPUS, MODELS, machine
+from bench.sim.job import Job, Plain
 from bench.sim.workloads.registry import RECORDED, WORKLOADS, at_rate
 from continuum_connector.errors import ToldError
-
-
-class UserError(ToldError):
-    """What was asked for cannot be done; the text says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +40,16 @@ class Options:
     \b
     Examples (the first: three arms, one load, under a minute):
       continuum simulate
-      continuum simulate --arms stock,adaptive --rates 1,3,6 --report r.html
+      continuum simulate --arms stock,adaptive --rates 1,3,6
       continuum simulate --gpu L40S,H100 --dram-gb 100 --pcie-gb-s 12
       continuum simulate --workload agents --set gaps=coding --set turns=12
-      continuum simulate --workload TRACE --set scale=1 --report r.html
+      continuum simulate --workload TRACE --set scale=1
     """
 
     arms: Annotated[str, Option(help="What is compared; ratios are to the first.")] = (
         "stock,stock+order,adaptive"
     )
-    workload: Annotated[
-        str, Option(help="A name of --list, a TOML file with one and its options, or a trace.")
-    ] = "eight_turns"
+    workload: Annotated[str, Option(help="A name of --list, or a trace.")] = "eight_turns"
     settings: Annotated[
         list[str] | None, Option("--set", help="An option of the workload: NAME=VALUE.")
     ] = None
@@ -73,7 +66,6 @@ class Options:
     disk_gb_s: Annotated[
         float, Option(min=0.01, max=1e6, help="It reads; it writes half as fast.")
     ] = 7.0
-    tp: Annotated[int, Option(min=1, max=1024, help="GPUs that share the model.")] = 1
     max_num_batched_tokens: Annotated[
         int | None, Option(min=1, max=1 << 20, help="vLLM's: tokens of a step; default: the GPU's.")
     ] = None
@@ -84,7 +76,6 @@ class Options:
     out: Annotated[Path, Option(help="Results, a line per run; what it has is not run again.")] = (
         Path("runs/simulate.jsonl")
     )
-    report: Annotated[Path | None, Option(help="Write a page with tables here.")] = None
     workers: Annotated[int, Option(min=0, max=4096, help="Processes; 0: one per core.")] = 0
     show_list: Annotated[
         bool, Option("--list", help="Arms, workloads, GPUs, models; then end.")
@@ -102,38 +93,26 @@ def main(words: list[str], console: Console) -> int:
 
 
 def simulate(options: Options, console: Console) -> int:
-    """Do what was asked for and return the exit status. Raises UserError."""
+    """Do what was asked for and return the exit status. Raises ToldError."""
     if options.show_list:
         listing(console)
         return 0
     jobs = list(asked(options))
-    check(jobs, options.report)
+    check(jobs)
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    # Progress goes to stderr, so that what is piped is the tables.
+    aside = Console(stderr=True) if console.file is sys.stdout else console
     try:
         outcome = runner.run(
-            jobs,
-            options.out,
-            num_workers=options.workers,
-            command=_command(),
-            console=_aside(console),
+            jobs, options.out, num_workers=options.workers, command=command, console=aside
         )
     except (OSError, store.StoreError) as error:
-        raise UserError(str(error)) from None
-    for shown in grids(console, outcome.results):
-        console.print(shown)
+        raise ToldError(str(error)) from None
+    for point in report.points(outcome.results):  # `x`: over the first arm
+        for shown in compare.tables(console, escape(point.title), point.columns):
+            console.print(shown)
     console.print(escape(f"{outcome} Results: {options.out}"), highlight=False, soft_wrap=True)
-    if options.report is not None and any(result.record for result in outcome.results):
-        options.report.write_text(report.page(outcome.results, store.starts(options.out)))
-        console.print(escape(f"Report: {options.report}"), highlight=False, soft_wrap=True)
     return outcome.exit_code
-
-
-def _aside(console: Console) -> Console:
-    """Progress goes to stderr, so that what is piped is the tables."""
-    return Console(stderr=True) if console.file is sys.stdout else console
-
-
-def _command() -> str:
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 # --- jobs -----------------------------------------------------------------------------------
@@ -151,37 +130,19 @@ def asked(options: Options) -> Iterator[Job]:
                 where[name] = value
         if options.disk_gb:
             where |= {"disk_gb": options.disk_gb, "disk_gb_s": options.disk_gb_s}
-        if options.tp != 1:
-            where["tp"] = options.tp
         yield Job(arm, workload, {"rate": rate, **params}, where, int(seed))
 
 
 def _workload(options: Options) -> tuple[str, dict[str, Plain]]:
-    """A name, a TOML file that names one, or a trace; what --set says goes before what the file
-    says."""
-    name, params = options.workload, {}
-    if name.endswith(".toml"):
-        name, params = _from_file(Path(name))
-    elif name not in WORKLOADS and Path(name).exists():
+    """A name, or a trace; and what --set says."""
+    name, params = options.workload, dict[str, Plain]()
+    if name not in WORKLOADS and Path(name).exists():
         name, params = RECORDED, {"file": name}
     for setting in options.settings or ():
         key, sign, value = setting.partition("=")
         if not sign:
-            raise UserError(f"--set {setting!r} should read name=value, like --set turns=12")
+            raise ToldError(f"--set {setting!r} should read name=value, like --set turns=12")
         params[key.strip()] = _plain(value.strip())
-    return name, params
-
-
-def _from_file(path: Path) -> tuple[str, dict[str, Plain]]:
-    import tomllib
-
-    regular(path, "--workload ", UserError)
-    try:
-        params = tomllib.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(name := params.pop("workload", None), str):
-        raise UserError(f'{path} names no workload; begin it with: workload = "agents"')
     return name, params
 
 
@@ -204,22 +165,22 @@ def _numbers(option: str, text: str, kind: type) -> list[Any]:
     try:
         found = [kind(each) for each in _names(text)]
     except ValueError:
-        raise UserError(f"{option} {text!r} should be numbers, like 1,3,6") from None
+        raise ToldError(f"{option} {text!r} should be numbers, like 1,3,6") from None
     if option == "--rates" and any(rate <= 0 for rate in found):
-        raise UserError(f"{option} {text!r}: nobody would ever arrive; rates are above 0")
+        raise ToldError(f"{option} {text!r}: nobody would ever arrive; rates are above 0")
     return found
 
 
 # --- is it possible -------------------------------------------------------------------------
-def check(jobs: Sequence[Job], report: Path | None) -> None:
+def check(jobs: Sequence[Job]) -> None:
     """Before a long run: is everything there, and known?"""
     if importlib.util.find_spec("vllm") is None:
-        raise UserError(
+        raise ToldError(
             "the lab drives vLLM's own scheduler, and vLLM is not installed here; without a GPU: "
             "pip install '.[cpu]' in the clone"
         )
     if not jobs:
-        raise UserError("nothing to do: name at least one arm, rate, GPU, model and seed")
+        raise ToldError("nothing to do: name at least one arm, rate, GPU, model and seed")
     _known("arm", [job.arm for job in jobs], ARMS)
     _known("workload", [job.workload for job in jobs], {**WORKLOADS, RECORDED: ""})
     _known("GPU", [str(job.machine["gpu"]) for job in jobs], GPUS)
@@ -228,28 +189,19 @@ def check(jobs: Sequence[Job], report: Path | None) -> None:
         for one in jobs:
             drive = machine(**one.machine).drive  # type: ignore[arg-type]
             if lacks := ARMS[one.arm].lacks(drive is not None):
-                raise UserError(f"{one.arm}: {lacks}; give --disk-gb")
+                raise ToldError(f"{one.arm}: {lacks}; give --disk-gb")
     except ValueError as error:
-        raise UserError(str(error)) from None
+        raise ToldError(str(error)) from None
     try:
         at_rate(jobs[0].workload, jobs[0].params, jobs[0].seed)  # the others differ in their rate
     except (ValueError, TypeError, OSError, ArithmeticError) as error:
-        raise UserError(f"workload {jobs[0].workload}: {error}") from None
-    if report is not None and not report.parent.is_dir():
-        raise UserError(f"there is no folder {report.parent}; make it, or give another --report")
+        raise ToldError(f"workload {jobs[0].workload}: {error}") from None
 
 
 def _known(kind: str, asked_for: Sequence[str], known: Mapping[str, Any]) -> None:
     for name in dict.fromkeys(asked_for):
         if name not in known:
-            raise UserError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
-
-
-# --- what is printed ------------------------------------------------------------------------
-def grids(console: Console, results: Sequence[Result]) -> Iterator[Grid]:
-    """A table per point, more where the terminal is narrow; `x`: over the first arm."""
-    for point in report.points(results):
-        yield from compare.tables(console, escape(point.title), point.columns)
+            raise ToldError(f"there is no {kind} {name!r}; there is {', '.join(known)}")
 
 
 def listing(console: Console) -> None:
@@ -257,24 +209,18 @@ def listing(console: Console) -> None:
     kinds = {
         "Arms": {arm.name: arm.title for arm in ARMS.values()},
         "Workloads": WORKLOADS,
-        "GPUs": {name: _gpu_words(gpu) for name, gpu in GPUS.items()},
-        "Models": {name: _model_words(model) for name, model in MODELS.items()},
+        "GPUs": {
+            name: f"{gpu.memory_bytes / GB:.0f} GB, PCIe {gpu.pcie_rate / GB:.0f} GB/s"
+            for name, gpu in GPUS.items()
+        },
+        "Models": {
+            name: f"{model.weight_bytes / GB:.0f} GB of weights, "
+            f"{model.token_bytes / 1024:.0f} KiB of KV a token"
+            for name, model in MODELS.items()
+        },
     }
     for kind, lines in kinds.items():
-        shown = Grid(
-            title=kind, title_justify="left", title_style="bold", box=None, show_header=False
-        )
-        shown.add_column(no_wrap=True, min_width=20)
-        shown.add_column()
+        shown = Grid(title=kind, title_justify="left", box=None, show_header=False)
         for name, what in lines.items():
-            shown.add_row(escape(name), escape(what))
+            shown.add_row(f"{escape(name):20}", escape(what))
         console.print(shown)
-
-
-def _gpu_words(gpu: Gpu) -> str:
-    return f"{gpu.memory_bytes / GB:.0f} GB, PCIe {gpu.pcie_rate / GB:.0f} GB/s"
-
-
-def _model_words(model: Model) -> str:
-    kib = model.token_bytes / 1024
-    return f"{model.weight_bytes / GB:.0f} GB of weights, {kib:.0f} KiB of KV a token"

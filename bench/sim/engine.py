@@ -2,7 +2,7 @@
 
 Real: Scheduler with whatever connector and subclass the config chooses, both queues,
 KVCacheManager, BlockPool, Request with chained block hashes. Modelled: how long a step takes
-(step_time.py), how long copies take (workers.py), what the model says (plan.py).
+(hardware.py), how long copies take (workers.py), what the model says (plan.py).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from bench.sim import versions
-from bench.sim.agenda import Clock
 from bench.sim.bus import Disk
-from bench.sim.hardware import Machine
-from bench.sim.step_time import step_seconds
+from bench.sim.clock import Clock
+from bench.sim.hardware import Machine, step_seconds
 from bench.sim.workers import Worker
 from continuum_connector.vllm import compat
 
@@ -41,50 +40,19 @@ def hash_block(value: Any) -> bytes:
     return (number & (2**64 - 1)).to_bytes(8, "little")
 
 
-def chain_hasher(block_size: int) -> Callable[[Any], list[Any]]:
-    """What vLLM's get_request_block_hasher(block_size, hash_block) returns, at a third of its
-    cost, which is a quarter of a run's. Of extra keys, which no workload has, it knows nothing."""
-    slow = get_request_block_hasher(block_size, hash_block)
-
-    def hashes(request: Any) -> list[Any]:
-        start = len(request.block_hashes) * block_size
-        end = request.num_tokens
-        if start + block_size > end:
-            return []
-        if request.cache_salt or request.lora_request or request.mm_features:
-            return slow(request)
-        tokens = request.all_token_ids[start : end - end % block_size]
-        parent = int.from_bytes(request.block_hashes[-1] if start else bytes(8), "little")
-        found = []
-        for first in range(0, len(tokens), block_size):
-            number = hash((parent, tuple(tokens[first : first + block_size])))
-            parent = number & (2**64 - 1)
-            found.append(parent.to_bytes(8, "little"))
-        return found
-
-    return hashes
-
-
 @dataclass
 class Progress:
-    """One request as the engine sees it. `script`: the answer, token by token."""
+    """One request as the engine sees it. `script`: the answer, token by token. Times in virtual
+    seconds."""
 
+    request_id: str
     request: Request
     script: Sequence[int]
     first_token: float = 0.0
     num_local: int = 0  # prompt tokens found in VRAM
     num_external: int = 0  # brought by the connector
     num_said: int = 0
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A turn that is answered, `at` virtual seconds."""
-
-    request_id: str
-    at: float
-    progress: Progress
-    num_preemptions: int
+    finished: float = 0.0
 
 
 class Engine:
@@ -122,7 +90,7 @@ class Engine:
     def _build_scheduler(self) -> Any:
         scheduler, hash_block_size = versions.scheduler(self.vllm_config, self.layout())
         init_none_hash(hash_block)
-        self._hasher = chain_hasher(hash_block_size)
+        self._hasher = get_request_block_hasher(hash_block_size, hash_block)
         return scheduler
 
     def layout(self) -> Any:
@@ -136,19 +104,6 @@ class Engine:
         )
 
     # -- requests ----------------------------------------------------------------------
-    def add(
-        self,
-        request_id: str,
-        tokens: Sequence[int],
-        script: range,
-        arrived: float,
-        priority: int = 0,
-        extra_args: dict[str, Any] | None = None,
-    ) -> None:
-        """Queue a request that arrived at `arrived` and is answered with `script`."""
-        params = SamplingParams(max_tokens=len(script), ignore_eos=True, extra_args=extra_args)
-        self.send(request_id, tokens, params, script, arrival_time=arrived, priority=priority)
-
     def send(
         self,
         request_id: str,
@@ -157,9 +112,9 @@ class Engine:
         script: Sequence[int],
         **fields: Any,
     ) -> Progress:
-        """Queue a request with parameters of its own; `fields` are more of vLLM's Request."""
+        """Queue a request that is answered with `script`; `fields` are more of vLLM's Request."""
         request = Request(request_id, tokens, params, None, block_hasher=self._hasher, **fields)
-        progress = self._progress[request_id] = Progress(request, script)
+        progress = self._progress[request_id] = Progress(request_id, request, script)
         self.scheduler.add_request(request)
         return progress
 
@@ -174,8 +129,9 @@ class Engine:
         return bool(self.scheduler.has_requests())
 
     # -- steps -------------------------------------------------------------------------
-    def step(self, wake: Callable[[], float]) -> Iterator[Finished]:
-        """Schedule, compute, update. `wake` says when an idle engine has news at the latest."""
+    def step(self, wake: Callable[[], float]) -> Iterator[Progress]:
+        """Schedule, compute, update; yield what is answered. `wake` says when an idle engine has
+        news at the latest."""
         now = self.clock.now
         step = self.scheduler.schedule()
         work = compat.step_work(step)
@@ -211,7 +167,7 @@ class Engine:
             kv_connector_output=KVConnectorOutput(**settled) if settled else None,
         )
 
-    def _record(self, output: Any) -> Iterator[Finished]:
+    def _record(self, output: Any) -> Iterator[Progress]:
         progress = self._progress[output.request_id]
         cached = versions.cached_tokens(output)
         if cached is not None:
@@ -221,5 +177,5 @@ class Engine:
         progress.num_said += len(output.new_token_ids)
         if output.finish_reason is not None:
             del self._progress[output.request_id]
-            preempted = progress.request.num_preemptions
-            yield Finished(output.request_id, self.clock.now, progress, preempted)
+            progress.finished = self.clock.now
+            yield progress

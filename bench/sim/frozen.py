@@ -13,9 +13,9 @@ Exit status 1 if something moved, or could not be run.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -23,7 +23,7 @@ import msgspec
 
 from bench.cli import start
 from bench.common.tables import markdown
-from bench.sim.cells import PATH, load_matrix
+from bench.sim.cells import PATH
 from bench.sim.job import Result, RunRecord
 from bench.sim.matrix import options, ran
 from bench.sim.provenance import versions
@@ -50,25 +50,13 @@ class Frozen(msgspec.Struct, frozen=True):
     runs: dict[str, Run]
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """A run that came to something else. `before`: None if it is new."""
-
-    name: str
-    before: Run | None
-    after: Run
-
-    @property
-    def ratio(self) -> float | None:
-        return self.after.jct_s / self.before.jct_s if self.before else None
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run what is missing, then compare or write; returns the exit code."""
     parser = options("frozen", __doc__, ARMS)
     parser.set_defaults(seeds=SEEDS)
     parser.add_argument("--write", action="store_true", help=f"write {FROZEN.name}")
     said = parser.parse_args(arguments)
-    these = ran(parser, said, load_matrix())
+    these = ran(parser, said)
     print(these.done, file=sys.stderr)
     now = taken(these.results)
     if these.done.exit_code or not now:
@@ -78,9 +66,14 @@ def main(arguments: Sequence[str]) -> int:
         print(f"Written: {len(now)} runs to {FROZEN.name}.")
         return 0
     frozen = read()
-    moved = list(compare(frozen, now))
-    print(told(moved, len(now), frozen.versions))
-    return 1 if moved else 0
+    moved = compare(frozen, now)
+    since = f"since commit {frozen.versions.get('commit', '?')} on vLLM {frozen.versions['vllm']}"
+    if not moved:
+        print(f"{len(now)} runs are equal to the last digit, {since}.")
+        return 0
+    print(f"{len(moved)} of {len(now)} runs moved, {since}.\n")
+    print(markdown(("run", "mean JCT, s", "now", "ratio"), moved))
+    return 1
 
 
 def read(path: Path = FROZEN) -> Frozen:
@@ -99,17 +92,12 @@ def write(runs: Mapping[str, Run], path: Path = FROZEN) -> None:
     """Freeze these runs; those that are not among them stay as they are."""
     known = msgspec.json.decode(path.read_bytes(), type=Frozen).runs if path.exists() else {}
     here = {name: value for name, value in versions().items() if name in WHO}
-    path.write_bytes(lines_of(Frozen(here, dict(sorted({**known, **runs}.items())))))
-
-
-def lines_of(frozen: Frozen) -> bytes:
-    """As JSON, a run per line, so that a difference shows what moved."""
-    said = msgspec.json.encode(frozen.versions).decode()
-    runs = ",\n".join(
+    lines = ",\n".join(  # a run per line, so that a difference shows what moved
         f" {msgspec.json.encode(name).decode()}: {msgspec.json.encode(run).decode()}"
-        for name, run in frozen.runs.items()
+        for name, run in sorted({**known, **runs}.items())
     )
-    return f'{{"versions": {said}, "runs": {{\n{runs}\n}}}}\n'.encode()
+    said = msgspec.json.encode(here).decode()
+    path.write_text(f'{{"versions": {said}, "runs": {{\n{lines}\n}}}}\n')
 
 
 def taken(results: Sequence[Result]) -> dict[str, Run]:
@@ -128,40 +116,20 @@ def run_of(record: RunRecord) -> Run:
     return Run(float(f"{fmean(record.jct_s.values()):.{DIGITS}g}"), digest)
 
 
-def compare(frozen: Frozen, now: Mapping[str, Run]) -> Iterator[Moved]:
-    """Yield those that came to something else than what is frozen."""
+def compare(frozen: Frozen, now: Mapping[str, Run]) -> list[tuple[str, str, str, str]]:
+    """Of those that came to something else than what is frozen: the run, its seconds before and now
+    and their ratio; what is new first, then the largest change."""
+    moved = []
     for name, after in now.items():
-        before = frozen.runs.get(name)
-        if before is None or before.digest != after.digest:
-            yield Moved(name, before, after)
-
-
-def told(moved: Sequence[Moved], num_runs: int, of: Mapping[str, str]) -> str:
-    """What moved: each run, the largest change first, and by arm the mean of all ratios."""
-    since = f"since commit {of.get('commit', '?')} on vLLM {of['vllm']}"
-    if not moved:
-        return f"{num_runs} runs are equal to the last digit, {since}."
-    far = sorted(moved, key=lambda each: -abs((each.ratio or 2.0) - 1.0))
-    rows = [
-        (
-            each.name,
-            f"{each.before.jct_s:g}" if each.before else "-",
-            f"{each.after.jct_s:g}",
-            f"{each.ratio:.4f}" if each.ratio else "new",
-        )
-        for each in far
-    ]
-    by_arm: dict[str, list[float]] = defaultdict(list)
-    for each in moved:
-        if each.ratio:
-            by_arm[each.name.rsplit(": ")[1].split(",")[0]].append(each.ratio)
-    means = "; ".join(
-        f"{arm} {fmean(ratios):.4f} in {len(ratios)}" for arm, ratios in by_arm.items()
-    )
-    return (
-        f"{len(moved)} of {num_runs} runs moved, {since}. Mean ratio of those: {means or '-'}.\n\n"
-        + markdown(("run", "mean JCT, s", "now", "ratio"), rows)
-    )
+        before, is_now = frozen.runs.get(name), f"{after.jct_s:g}"
+        if before is None:
+            moved.append((math.inf, (name, "-", is_now, "new")))
+        elif before.digest != after.digest:
+            ratio = after.jct_s / before.jct_s
+            told = (name, f"{before.jct_s:g}", is_now, f"{ratio:.4f}")
+            moved.append((abs(ratio - 1.0), told))
+    moved.sort(key=lambda each: -each[0])
+    return [told for _, told in moved]
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""What a run stands on: GPU, model, PCIe. Published figures; what was fitted says so."""
+"""What a run stands on: GPU, model, PCIe, and how long a step takes there. Published figures; what
+was fitted says so."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from continuum_connector.costs import Work
+
 GB = 10**9
 UTILIZATION = 0.9  # of the GPU's memory, as vLLM has it
+SEQUENCE_S = 20e-6  # of a step for each of its requests: sampling, input preparation
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class States:
 @dataclass(frozen=True)
 class Model:
     """One model. `token_flops`: of the matrix products of a token; `pair_flops`: of attention
-    for one token and one before it; `token_bytes`: K and V of a token, all layers and ranks.
+    for one token and one before it; `token_bytes`: K and V of a token, all layers.
 
     `flops_factor`: how much faster than in bf16 its matrix products are; attention is bf16. The
     two of fp8 are for GPUs with fp8 units, which an A100 has not.
@@ -135,33 +139,21 @@ class Drive:
 
 @dataclass(frozen=True)
 class Machine:
-    """A server: `tp` GPUs that share a model's weights, KV and work, each with its own PCIe.
+    """A server with one GPU.
 
     `kv_tokens`: that fit into VRAM; of a model with states, the tokens that full attention alone
-    would have room for. `dram_bytes`: for offloaded blocks, all ranks together.
+    would have room for. `dram_bytes`: for offloaded blocks.
     `max_num_seqs`, `chunk`: vLLM's limits of a step. `reserve_full_isl`: vLLM admits a turn only
-    if all of its prompt fits (its default since 0.15); older ones did not ask. `drive`: a disk, all
-    ranks together.
+    if all of its prompt fits (its default since 0.15); older ones did not ask. `drive`: a disk.
     """
 
     gpu: Gpu
     model: Model
     kv_tokens: int
     dram_bytes: int
-    tp: int = 1
     block_size: int = 64
     reserve_full_isl: bool = True
     drive: Drive | None = None
-
-    @property
-    def pcie_rate(self) -> float:
-        """Bytes per second one way, over all ranks."""
-        return self.gpu.pcie_rate * self.tp
-
-    @property
-    def pcie_both(self) -> float:
-        """Bytes per second of both ways together, over all ranks."""
-        return self.gpu.pcie_both * self.tp
 
     @property
     def num_blocks(self) -> int:
@@ -189,7 +181,6 @@ def machine(
     model: str = "llama-8b",
     *,
     dram_gb: float = 400.0,
-    tp: int = 1,
     kv_tokens: int | None = None,
     pcie_gb_s: float | None = None,
     block_size: int | None = None,
@@ -225,16 +216,36 @@ def machine(
             f"max_num_batched_tokens {one.chunk} is below max_num_seqs {one.max_num_seqs}, with "
             "which vLLM does not start; raise the one or lower the other"
         )
-    if kv_tokens is None and tp == 1 and model == "llama-8b":
+    if kv_tokens is None and model == "llama-8b":
         kv_tokens = PUBLISHED_KV_TOKENS.get(gpu)
     if kv_tokens is None:
-        room = tp * (one.memory_bytes * UTILIZATION - 4 * GB) - what.weight_bytes
+        room = one.memory_bytes * UTILIZATION - 4 * GB - what.weight_bytes
         kv_tokens = int(room / what.token_bytes)
     if kv_tokens < 2 * block_size:
         raise ValueError(
-            f"{model} leaves no room for KV on {tp} x {gpu}, so nothing could be served; raise tp"
+            f"{model} leaves no room for KV on {gpu}, so nothing could be served; take a larger GPU"
         )
     dram_bytes = int(dram_gb * GB)
     rate = disk_gb_s * GB
     drive = Drive(int(disk_gb * GB), rate, rate / 2) if disk_gb else None
-    return Machine(one, what, kv_tokens, dram_bytes, tp, block_size, reserve_full_isl, drive)
+    return Machine(one, what, kv_tokens, dram_bytes, block_size, reserve_full_isl, drive)
+
+
+def step_seconds(machine: Machine, work: Work) -> float:
+    """Seconds of a step that computes `work`: a roofline with a fitted share of the peak.
+
+    Matrix products overlap with reading the weights; attention over prompts and the KV reads of
+    decodes come on top.
+    """
+    gpu, model = machine.gpu, machine.model
+    flops, memory = gpu.flops * gpu.mfu, gpu.memory_rate
+    num_tokens = work.num_new + work.num_decodes
+    product_s = num_tokens * model.token_flops / (flops * model.flops_factor)
+    products = max(product_s, model.bytes_read(num_tokens) / memory)
+    attention = (work.pairs + work.decode_context) * model.pair_flops / flops
+    # A decode reads and writes all of its states; a prefill's are few beside its products.
+    states = model.states.num_groups * model.states.num_bytes if model.states else 0
+    state_bytes = 2 * work.num_decodes * states
+    reads = (work.decode_context * model.token_bytes + state_bytes) / memory
+    num_requests = work.num_decodes + (1 if work.num_new else 0)
+    return gpu.step_s + SEQUENCE_S * num_requests + products + attention + reads

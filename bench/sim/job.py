@@ -3,7 +3,6 @@ results are kept in."""
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import msgspec
@@ -23,32 +22,12 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Sixteen hex digits, the same in every process and for 6 and 6.0."""
-        plain = [self.arm, self.workload, _even(self.params), _even(self.machine), self.seed]
-        content = msgspec.json.encode(plain, order="sorted")
-        return hashlib.sha256(content).hexdigest()[:16]
-
-    @property
-    def weight(self) -> float:
-        """How long it takes, roughly, against others: by how many programs arrive."""
-        rate = self.params.get("rate", 1.0)
-        return float(rate) if isinstance(rate, int | float) and rate > 0 else 1.0
+        """What tells it from others, in every process."""
+        return msgspec.json.encode(self, order="sorted").decode()
 
     def __str__(self) -> str:
-        machine = " ".join(f"{k}={v}" if k != "gpu" else f"{v}" for k, v in self.machine.items())
-        params = " ".join(
-            f"{k}={v:g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.params.items()
-        )
-        parts = (self.arm, "on", machine, self.workload, params, f"seed={self.seed}")
-        return " ".join(part for part in parts if part and (part != "on" or machine))
-
-
-def _even(values: dict[str, Plain]) -> dict[str, Plain]:
-    """Whole floats as ints: a command line and a table write them differently."""
-    return {
-        key: int(value) if isinstance(value, float) and value.is_integer() else value
-        for key, value in values.items()
-    }
+        said = {**self.machine, **self.params, "seed": self.seed}
+        return " ".join((self.arm, self.workload, *(f"{k}={v}" for k, v in said.items())))
 
 
 class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -67,8 +46,7 @@ class TurnRecord(msgspec.Struct, frozen=True, array_like=True):
 class RunRecord(msgspec.Struct, frozen=True):
     """One arm on one workload and machine. `jct_s`: per program, from its first arrival to its
     last answer; `stored_bytes`, `loaded_bytes`: over PCIe; `written_bytes`, `read_bytes`: to and
-    from a disk; `extra`: what the arm counted; `note`:
-    the workload's."""
+    from a disk; `extra`: what else was counted; `note`: the workload's."""
 
     arm: str
     workload: str
@@ -108,6 +86,10 @@ class Result(msgspec.Struct, frozen=True, tag="result", omit_defaults=True):
     record: RunRecord | None = None
     error: str = ""
     code: str = ""
+
+    def is_done(self, code: str) -> bool:
+        """Whether it need not be played again by that code."""
+        return not self.error and self.code == code
 
 
 Line = Start | Result

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import functools
+import heapq
+import itertools
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from vllm.sampling_params import SamplingParams
+
 from bench.common.plans import ProgramPlan, Workload
-from bench.sim.agenda import Agenda, Clock
 from bench.sim.arms import Asking, LabArm
 from bench.sim.bus import Bus, Disk, Way
-from bench.sim.engine import Engine, Finished
+from bench.sim.clock import Clock
+from bench.sim.engine import Engine, Progress
 from bench.sim.hardware import Machine
 from bench.sim.job import RunRecord, TurnRecord
 
@@ -32,7 +35,6 @@ class Running:
     next_turn: int = 0
     began: float = 0.0
     open: set[str] = field(default_factory=set)
-    due: float | None = None  # when its next turn arrives, once that is known
     ended: float | None = None
     tokens: Sequence[int] = ()  # of its last prompt
 
@@ -42,56 +44,57 @@ class Lab:
 
     def __init__(self, machine: Machine, arm: LabArm, workload: Workload) -> None:
         self.clock = Clock()
-        self.agenda = Agenda()
         if reason := arm.lacks(machine.drive is not None):
             raise ValueError(f"{arm.name}: {reason}")
         machine = arm.machine(machine, workload)
-        self.bus = Bus(machine.pcie_rate, machine.pcie_both)
+        self.bus = Bus(machine.gpu.pcie_rate, machine.gpu.pcie_both)
         programs = {plan.name: plan for plan in workload.programs}
         length = max(32_768, 1 << (workload.num_tokens + 256).bit_length())
         self.engine = Engine(machine, self.clock, length, arm.transfer(machine), arm.scheduling)
         if drive := machine.drive:
             self.engine.disk = Disk(drive.reads, drive.writes)
         self.engine.worker = arm.worker(self.engine, self.bus)
-        arm.prepare(self.engine, self.away)
+        arm.prepare(self.engine)
         self._arm, self._workload = arm, workload
         self._running = {name: Running(plan) for name, plan in programs.items()}
         self._children: dict[tuple[str, int], list[ProgramPlan]] = {}
         self._sent: dict[str, tuple[Running, int, float]] = {}
         self.turns: list[TurnRecord] = []
+        # When whose next turn arrives; of equal times, in the order in which they were put down.
+        self._due: list[tuple[float, int, str]] = []
+        self._count = itertools.count()
         for plan in workload.programs:
             if plan.after is None:
-                self.agenda.put(plan.arrival_s, functools.partial(self._send, plan.name))
+                self._later(plan.arrival_s, plan.name)
             else:
                 self._children.setdefault(plan.after, []).append(plan)
 
     # -- the clients -------------------------------------------------------------------
-    def _send(self, name: str) -> None:
-        """A program's next turn arrives; its due time is when the agenda was to run."""
+    def _send(self, name: str, arrived: float) -> None:
+        """A program's next turn arrives."""
         running = self._running[name]
         turn, index = running.plan.turns[running.next_turn], running.next_turn
-        arrived = self._due
         if not index:
             running.began = arrived
         asking = Asking(running.plan, turn, index, running.began)
         request_id = f"{name}/{index}"
         self._sent[request_id] = (running, index, arrived)
         running.next_turn += 1
-        running.due = None
         before = running.plan.turns[index - 1] if index else None
         running.tokens = turn.tokens(before, running.tokens)
-        self.engine.add(
+        script, args = turn.answer.tokens(), self._arm.args(asking)
+        self.engine.send(
             request_id,
             running.tokens,
-            turn.answer.tokens(),
-            arrived,
-            self._arm.priority(asking),
-            self._arm.args(asking),
+            SamplingParams(max_tokens=len(script), ignore_eos=True, extra_args=args),
+            script,
+            arrival_time=arrived,
+            priority=self._arm.priority(asking),
         )
 
-    def _answered(self, finished: Finished) -> None:
-        running, index, arrived = self._sent.pop(finished.request_id)
-        progress, plan = finished.progress, running.plan
+    def _answered(self, progress: Progress) -> None:
+        running, index, arrived = self._sent.pop(progress.request_id)
+        plan, now = running.plan, progress.finished
         turn = plan.turns[index]
         self.turns.append(
             TurnRecord(
@@ -99,19 +102,19 @@ class Lab:
                 index,
                 arrived,
                 progress.first_token,
-                finished.at,
+                now,
                 turn.num_prompt_tokens,
                 progress.num_local,
                 progress.num_external,
             )
         )
         for child in self._children.pop((plan.name, index), ()):
-            self._later(finished.at + child.arrival_s, child.name)
+            self._later(now + child.arrival_s, child.name)
         if running.next_turn < len(plan.turns):
-            self._await(running, finished.at)
+            self._await(running, now)
         else:
-            running.ended, running.tokens = finished.at, ()
-            self._release(plan.name, finished.at)
+            running.ended, running.tokens = now, ()
+            self._release(plan.name, now)
 
     def _await(self, running: Running, now: float) -> None:
         """The program's next turn comes a gap after now, or after the programs it joins."""
@@ -129,25 +132,7 @@ class Lab:
                     self._later(now + gap_s, other.plan.name)
 
     def _later(self, at: float, name: str) -> None:
-        self._running[name].due = at
-        self.agenda.put(at, functools.partial(self._send, name))
-
-    def away(self, name: str, now: float) -> float | None:
-        """Seconds until a program's next turn arrives, None if none will: an oracle's knowledge.
-
-        Of a turn that ends at this moment the client does not know yet: then the plan tells.
-        Raises LookupError if nobody knows: of a program that did not name itself, and of a turn
-        that waits for others which still run.
-        """
-        running = self._running[name]
-        if running.next_turn >= len(running.plan.turns):
-            return None
-        if running.due is not None:
-            return running.due - now
-        turn = running.plan.turns[running.next_turn]
-        if any(self._running[other].ended is None for other in turn.joins):
-            raise LookupError(f"{name} waits for {', '.join(turn.joins)}, which still run")
-        return max(turn.gap_s, turn.at_s - now)
+        heapq.heappush(self._due, (at, next(self._count), name))
 
     # -- the run -----------------------------------------------------------------------
     def play(self) -> RunRecord:
@@ -158,25 +143,29 @@ class Lab:
         while len(self.turns) < total:
             self._arrive()
             if not self.engine.has_requests:
-                self.clock.now = max(self.clock.now, self.agenda.next_time)
+                self.clock.now = max(self.clock.now, self._next_arrival())
                 continue
-            for finished in self.engine.step(self._wake):
-                last_end = finished.at
-                self._answered(finished)
+            for progress in self.engine.step(self._wake):
+                last_end = progress.finished
+                self._answered(progress)
             if self.clock.now > last_end + STUCK_S and self._sent:
                 raise StuckError(f"{self._arm.name}: nothing ends; waiting: {sorted(self._sent)}")
         return self._record(time.perf_counter() - began)
 
     def _arrive(self) -> None:
         """Everything due by now happens, each at its own time; the engine was busy meanwhile."""
-        while (due := self.agenda.next_time) <= self.clock.now:
-            self._due = due
-            self.agenda.run_due(due)
+        while self._next_arrival() <= self.clock.now:
+            arrived, _, name = heapq.heappop(self._due)
+            self._send(name, arrived)
+
+    def _next_arrival(self) -> float:
+        """When the next turn arrives; infinite if nobody's is known."""
+        return self._due[0][0] if self._due else math.inf
 
     def _wake(self) -> float:
         """When an engine with nothing to compute has something to do again, at the latest."""
         now = self.clock.now
-        soon = min(self.agenda.next_time, self.engine.worker.next_done(), now + STEP_CAP_S)
+        soon = min(self._next_arrival(), self.engine.worker.next_done(), now + STEP_CAP_S)
         return max(soon, now)
 
     def _record(self, wall_s: float) -> RunRecord:

@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from bench.common.plans import ProgramPlan, Span, TurnPlan, Workload
-from bench.sim.hardware import Machine
-from bench.sim.step_time import step_seconds
+from bench.sim.hardware import Machine, step_seconds
 from continuum_connector.costs import Work
 
 

@@ -14,7 +14,7 @@ import fnmatch
 import os
 import shlex
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +23,16 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is
 
 import msgspec
 
-from bench.cli import any_number, many, start, teaching_parser
+from bench.cli import any_number, many, names_of, start, teaching_parser
+from bench.common.tables import quantile
 from bench.sim import runner
-from bench.sim.cells import PATH, Cell, Matrix, cell_of, load_matrix, scene
+from bench.sim.arms import ARMS
+from bench.sim.cells import PATH, Cell, cell_of, load_matrix, scene
 from bench.sim.job import Job, Result, RunRecord
 from bench.sim.pair import FIRST_TTFT
 from bench.sim.provenance import code_mark, versions
-from bench.sim.verdict import Verdict, origin, page, percentile, verdict
+from bench.sim.store import by_cell
+from bench.sim.verdict import Verdict, origin, page, verdict
 from continuum_connector.errors import ToldError, shown
 
 PAGE = PATH.with_name("MATRIX.md")
@@ -41,37 +44,46 @@ class Ran:
 
     command: str
     cells: list[Cell]
-    arms: list[str]
-    seeds: tuple[int, ...]
     asked: list[Job]
     results: list[Result]
     done: runner.Outcome
 
 
-def options(name: str, doc: str | None, arms: str = "") -> argparse.ArgumentParser:
+def options(name: str, doc: str | None, arms: str = ",".join(ARMS)) -> argparse.ArgumentParser:
     """What every bench over cells is asked with."""
     parser = teaching_parser(f"python -m bench.sim.{name}", doc)
-    parser.add_argument("--cells", default="*", help="names, with * and ?, by commas")
-    parser.add_argument("--arms", default=arms, help=f"names by commas ({arms or 'all arms'})")
-    parser.add_argument("--seeds", default="dev", help="dev, report, or numbers by commas")
-    parser.add_argument("--out", type=Path, default=Path(f"runs/{name}.jsonl"))
-    parser.add_argument("--workers", type=many, default=0, help="processes; one per core if 0")
+    add = parser.add_argument
+    add("--cells", default="*", help="names, with * and ?, by commas")
+    add("--arms", type=names_of(ARMS, "an arm"), default=arms, help=f"by commas: {arms}")
+    add("--seeds", type=_seeds, default="dev", help="dev, report, or numbers by commas")
+    add("--out", type=Path, default=Path(f"runs/{name}.jsonl"))
+    add("--workers", type=many, default=0, help="processes; one per core if 0")
     return parser
 
 
-def ran(parser: argparse.ArgumentParser, said: argparse.Namespace, matrix: Matrix) -> Ran:
+def _seeds(text: str) -> Sequence[int]:
+    """For an option's `type`: what the matrix calls them, or numbers by commas."""
+    return load_matrix().seeds.get(text) or [any_number(each) for each in text.split(",")]
+
+
+def ran(parser: argparse.ArgumentParser, said: argparse.Namespace) -> Ran:
     """Run what is missing of all arms in all cells that are meant."""
-    seeds = matrix.seeds.get(said.seeds) or read_seeds(said.seeds)
-    cells = [cell for cell in matrix.cells if _is_meant(cell, said.cells)]
+    patterns = said.cells.split(",")
+    cells = [
+        cell
+        for cell in load_matrix().cells
+        if any(fnmatch.fnmatchcase(cell.name, each) for each in patterns)
+    ]
     if not cells:
-        raise ToldError(f"no cell is called --cells {said.cells}; see {matrix.path.name}")
-    arms = _arms(said.arms)
-    asked = [job(c, arm, seed) for c in cells for arm in arms_of(c, arms) for seed in seeds]
+        raise ToldError(f"no cell is called --cells {said.cells}; see {PATH.name}")
+    asked = [
+        job(c, arm, seed) for c in cells for arm in arms_of(c, said.arms) for seed in said.seeds
+    ]
     command = shown(shlex.join([*parser.prog.split(), *sys.argv[1:]]))
     done = runner.run(asked, said.out, num_workers=said.workers, play=play, command=command)
     # What other code did, and this call did not come to, is left out.
     results = [each for each in done.results if each.code == code_mark()]
-    return Ran(command, cells, arms, seeds, asked, results, done)
+    return Ran(command, cells, asked, results, done)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -79,11 +91,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = options("matrix", __doc__)
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.name}")
     said = parser.parse_args(arguments)
-    matrix = load_matrix()
-    these = ran(parser, said, matrix)
+    these = ran(parser, said)
     found = judge(these.cells, these.results, these.asked)
-    seeds = _seed_words(matrix, these.seeds)
-    source = origin(these.command, seeds, these.arms, code_mark(), versions())
+    source = origin(these.command, said.seeds, said.arms, code_mark(), versions())
     text = page(found, source, len(these.cells) - len(found))
     if said.write:
         PAGE.write_text(text)
@@ -93,40 +103,8 @@ def main(arguments: Sequence[str]) -> int:
     return these.done.exit_code
 
 
-def read_seeds(text: str) -> tuple[int, ...]:
-    """Numbers by commas."""
-    try:
-        return tuple(map(any_number, text.split(",")))
-    except argparse.ArgumentTypeError as error:
-        raise ToldError(
-            f"--seeds {text}: write dev, report or numbers by commas; {error}"
-        ) from None
-
-
-def _is_meant(cell: Cell, patterns: str) -> bool:
-    return any(fnmatch.fnmatchcase(cell.name, each) for each in patterns.split(","))
-
-
-def _seed_words(matrix: Matrix, seeds: Sequence[int]) -> str:
-    """The seeds, and which of them are for what."""
-    use = {seed: what for what, its in matrix.seeds.items() for seed in its}
-    return ", ".join(f"{seed} ({use.get(seed, 'neither dev nor report')})" for seed in seeds)
-
-
-def _arms(names: str) -> list[str]:
-    from bench.sim.arms import ARMS
-
-    chosen = names.split(",") if names else list(ARMS)
-    unknown = [name for name in chosen if name not in ARMS]
-    if unknown:
-        raise SystemExit(f"no arm {', '.join(unknown)}; there are {', '.join(ARMS)}")
-    return chosen
-
-
 def arms_of(cell: Cell, arms: Sequence[str]) -> list[str]:
     """Those that are something of their own on the cell's machine."""
-    from bench.sim.arms import ARMS
-
     return [arm for arm in arms if not ARMS[arm].lacks(cell.has_disk)]
 
 
@@ -137,35 +115,27 @@ def job(cell: Cell, arm: str, seed: int) -> Job:
 
 def play(one: Job) -> RunRecord:
     """Play a job of the matrix."""
-    from bench.sim.arms import ARMS
     from bench.sim.lab import Lab
 
     made = scene(cell_of(one.params), one.seed)
     record = Lab(made.machine, ARMS[one.arm], made.workload).play()
-    in_engine = sum(turn.finished - turn.arrived for turn in record.turns)
     first = [turn.first_token - turn.arrived for turn in record.turns if not turn.index]
-    extra = {**record.extra, "served_s": in_engine / len(record.jct_s)}
-    extra[FIRST_TTFT] = percentile(first, 95)
-    record = msgspec.structs.replace(runner.compact(record), extra=extra)
-    return msgspec.structs.replace(record, turns=[], seed=one.seed, note=made.workload.note)
+    return msgspec.structs.replace(
+        runner.compact(record),
+        turns=[],
+        seed=one.seed,
+        note=made.workload.note,
+        extra={FIRST_TTFT: quantile(first, 0.95)},
+    )
 
 
 def judge(cells: Iterable[Cell], results: Iterable[Result], asked: Iterable[Job]) -> list[Verdict]:
-    """One verdict per cell of which all runs `asked` for were tried, whether or not they failed."""
-    num_asked = Counter(str(each.params["cell"]) for each in asked)
-    runs: dict[str, dict[str, dict[int, RunRecord]]] = defaultdict(lambda: defaultdict(dict))
-    failed: dict[str, dict[str, str]] = defaultdict(dict)
-    num_tried: dict[str, int] = defaultdict(int)
-    for each in results:
-        name, arm = str(each.job.params["cell"]), each.job.arm
-        num_tried[name] += 1
-        if each.record is not None:
-            runs[name][arm][each.job.seed] = each.record
-        else:
-            failed[name][arm] = f"seed {each.job.seed}: {each.error}"
-    whole = [cell for cell in cells if num_tried[cell.name] == num_asked[cell.name]]
-    found = (verdict(cell, runs[cell.name], failed[cell.name]) for cell in whole)
-    return [each for each in found if each is not None]
+    """One verdict per cell of which all runs `asked` for are done."""
+    num_asked = Counter(each.params["cell"] for each in asked)
+    runs = by_cell(results)
+    num_done = {name: sum(map(len, arms.values())) for name, arms in runs.items()}
+    whole = [cell for cell in cells if num_done.get(cell.name) == num_asked[cell.name]]
+    return [verdict(cell, runs[cell.name]) for cell in whole]
 
 
 if __name__ == "__main__":

@@ -3,22 +3,20 @@
     python -m bench.sim.pair runs/matrix.jsonl gate adaptive
 
 Ratios of the first arm to the second, below 1 is better: mean JCT, of the seeds' means and of each
-seed; the seeds' mean P95 and longest; prompt tokens computed. First tokens of first turns in
-seconds, second arm -> first arm, P95. Cells that differ by less than --least are counted only.
+seed; prompt tokens computed. First tokens of first turns in seconds, second arm -> first arm, P95.
+Cells that differ by less than --least are counted only.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from bench.cli import start, teaching_parser
 from bench.sim import store
 from bench.sim.job import RunRecord
-from bench.sim.verdict import percentile
 from continuum_connector.errors import ToldError
 
 FIRST_TTFT = "first_ttft_p95_s"  # in a record's `extra`
@@ -45,27 +43,25 @@ def main(arguments: Sequence[str]) -> int:
 
 def pairs(path: Path, arm: str, over: str) -> dict[str, Pairs]:
     """By cell, the runs of both arms, for each seed that both have."""
-    runs: dict[str, dict[int, dict[str, RunRecord]]] = defaultdict(lambda: defaultdict(dict))
-    for each in store.results(path).values():
-        if each.record is not None and "cell" in each.job.params:
-            runs[str(each.job.params["cell"])][each.job.seed][each.job.arm] = each.record
-    found = {
-        cell: [(by[arm], by[over]) for _, by in sorted(seeds.items()) if arm in by and over in by]
-        for cell, seeds in runs.items()
-    }
-    return {cell: both for cell, both in found.items() if both}
+    found = {}
+    for cell, runs in store.by_cell(store.results(path).values()).items():
+        ones, others = runs.get(arm, {}), runs.get(over, {})
+        if seeds := sorted(ones.keys() & others.keys()):
+            found[cell] = [(ones[seed], others[seed]) for seed in seeds]
+    return found
 
 
 def table(cells: Mapping[str, Pairs], over: str, arm: str, least: float) -> Iterator[str]:
     """Yield the lines of a Markdown table, and one on the cells that are not in it."""
-    yield f"| cell | {over}, s | JCT | each seed | P95 | longest | first TTFT P95, s | computed |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield f"| cell | {over}, s | JCT | each seed | first TTFT P95, s | computed |"
+    yield "|---|---|---|---|---|---|"
     alike = []
     for cell, both in cells.items():
         ratio = fmean(map(_mean, (a for a, _ in both))) / fmean(map(_mean, (b for _, b in both)))
         if abs(ratio - 1.0) < least:
             alike.append(ratio)
             continue
+        computed = fmean(a.num_computed_tokens / b.num_computed_tokens for a, b in both)
         each = "/".join(f"{_mean(a) / _mean(b):.2f}" for a, b in both)
         first, before = (
             fmean(r.extra.get(FIRST_TTFT, 0.0) for r in arm) for arm in zip(*both, strict=True)
@@ -73,8 +69,7 @@ def table(cells: Mapping[str, Pairs], over: str, arm: str, least: float) -> Iter
         cost = f"{before:.1f} -> {first:.1f}" if before else "-"
         yield (
             f"| {cell} | {fmean(_mean(b) for _, b in both):.1f} | {ratio:.2f} | {each} | "
-            f"{_ratio(both, _p95):.2f} | {_ratio(both, lambda r: max(r.jct_s.values())):.2f} | "
-            f"{cost} | {_ratio(both, lambda r: r.num_computed_tokens):.2f} |"
+            f"{cost} | {computed:.2f} |"
         )
     if alike:
         yield (
@@ -85,14 +80,6 @@ def table(cells: Mapping[str, Pairs], over: str, arm: str, least: float) -> Iter
 
 def _mean(record: RunRecord) -> float:
     return fmean(record.jct_s.values())
-
-
-def _p95(record: RunRecord) -> float:
-    return percentile(record.jct_s.values(), 95)
-
-
-def _ratio(both: Pairs, of: Callable[[RunRecord], float]) -> float:
-    return fmean(of(a) / of(b) for a, b in both)
 
 
 if __name__ == "__main__":

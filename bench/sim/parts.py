@@ -5,14 +5,13 @@
     python -m bench.sim.parts                       the pages again, of what is kept
 
 ARMS is adaptive,no-order,no-dram,no-pins,order-only. Kept are seconds, in parts.json; the pages are
-PARTS.md and README.md's table between <!-- parts --> and <!-- /parts -->. What was not run is - on
-them, so a file that is not complete yet may be kept, too.
+PARTS.md and README.md's table between <!-- parts --> and <!-- /parts -->. A cell that was not run
+with every arm is on neither.
 """
 
 from __future__ import annotations
 
 import datetime
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from bench.common.tables import markdown
 from bench.results.kept import Kept
 from bench.sim import store
 from bench.sim.cells import PATH, Cell, load_matrix
-from bench.sim.job import Result
+from bench.sim.job import Job, RunRecord
 from bench.sim.matrix import job
 from continuum_connector.errors import ToldError
 
@@ -40,20 +39,18 @@ WHO = ("vllm", "continuum-connector", "python")
 DIGITS = 5  # of kept seconds
 LOSS = 0.99  # a part below this costs more than it earns
 
-Seconds = Mapping[str, float]  # a cell's mean JCT by arm, of the arms that were run
+ALL = "all"  # regimes
+Earned = Mapping[str, Mapping[str, float]]  # by part and cell
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part, as mean JCT of the arm `without` it over that of the arm `beside` it."""
+    """A part earns the mean JCT of the arm `without` it over that of the arm `beside` it: above 1
+    it earns something, below 1 it costs."""
 
     title: str
     without: str
     beside: str = OURS
-
-    def earns(self, seconds: Seconds) -> float:
-        """Above 1 it earns something. NaN if one of the two was not run."""
-        return seconds.get(self.without, math.nan) / seconds.get(self.beside, math.nan)
 
 
 PARTS = (
@@ -92,11 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     kept = read()
     PAGE.write_text(page(kept))
-    print(f"Written: {PAGE.name}.")
-    try:
-        markers.rewrite(README, {MARKER: front(kept)})
-    except ValueError as error:
-        print(f"{README.name} is as it was: {error}.")
+    markers.rewrite(README, {MARKER: front(kept)})
     return 0
 
 
@@ -107,19 +100,21 @@ def read() -> Kept:
 
 
 def keep(path: Path) -> Kept:
-    """The table of a results file: a row per cell of the matrix with runs of ours and another arm.
+    """The table of a results file: a row per cell of the matrix that was run with every arm.
 
     An arm's seconds are the mean over the seeds that all arms of the cell were run with. Raises
     ToldError unless all runs are of one code.
     """
-    done = {key: each for key, each in store.results(path).items() if each.record is not None}
-    rows = [row for cell in load_matrix().cells if (row := _row(cell, done))]
+    done = [each for each in store.results(path).values() if each.record is not None]
+    cells = {cell.name: cell for cell in load_matrix().cells}
+    runs = store.by_cell(each for each in done if _is_of_today(each.job, cells))
+    rows = [row for name in cells if (row := _row(name, runs.get(name, {})))]
     if not rows:
         raise ToldError(
-            f"{path} has no cell of {PATH.name} with runs of {OURS} and an arm without a part, so "
-            f"there is nothing to keep; run python -m bench.sim.matrix --arms {','.join(ARMS)}"
+            f"{path} has no cell of {PATH.name} with runs of every arm, so there is nothing to "
+            f"keep; run python -m bench.sim.matrix --arms {','.join(ARMS)}"
         )
-    codes = sorted({each.code for each in done.values()})
+    codes = sorted({each.code for each in done})
     if len(codes) > 1:
         raise ToldError(
             f"{path} has runs of code {' and '.join(codes)}, whose ratios would mean nothing; "
@@ -140,26 +135,27 @@ def keep(path: Path) -> Kept:
     )
 
 
-def _row(cell: Cell, done: Mapping[str, Result]) -> list[str | float | None]:
-    """The cell, its seeds, seconds by arm; empty if there is nothing to compare."""
-    runs: dict[str, dict[int, float]] = {arm: {} for arm in ARMS}
-    for each in done.values():
-        one = each.job
-        if one.arm in runs and each.record and one.key == job(cell, one.arm, one.seed).key:
-            runs[one.arm][one.seed] = fmean(each.record.jct_s.values())
-    were_run = [set(by_seed) for by_seed in runs.values() if by_seed]
-    seeds = sorted(set.intersection(*were_run)) if runs[OURS] and len(were_run) > 1 else []
+def _is_of_today(one: Job, cells: Mapping[str, Cell]) -> bool:
+    """Whether it is a run of one of these arms in a cell as the matrix has it now."""
+    cell = cells.get(str(one.params.get("cell")))
+    return cell is not None and one.arm in ARMS and one.key == job(cell, one.arm, one.seed).key
+
+
+def _row(name: str, runs: Mapping[str, Mapping[int, RunRecord]]) -> list[str | float | None]:
+    """The cell, its seeds, seconds by arm; empty if it was not run with every arm."""
+    seeds = sorted(set.intersection(*map(set, runs.values()))) if len(runs) == len(ARMS) else []
     if not seeds:
         return []
-    means = (fmean(by[s] for s in seeds) if by else None for by in runs.values())
-    kept = (None if mean is None else float(f"{mean:.{DIGITS}g}") for mean in means)
-    return [cell.name, ", ".join(map(str, seeds)), *kept]
+    means = (fmean(fmean(runs[arm][seed].jct_s.values()) for seed in seeds) for arm in ARMS)
+    return [name, ", ".join(map(str, seeds)), *(float(f"{mean:.{DIGITS}g}") for mean in means)]
 
 
 # --- the pages ------------------------------------------------------------------------------
 def page(kept: Kept) -> str:
     """PARTS.md."""
-    seconds = _seconds(kept)
+    earned = _earned(kept)
+    num_missing = len(load_matrix().cells) - len(kept.rows)
+    missing = f" **{num_missing} cells were not run with every arm.**" if num_missing else ""
     parts = [
         "# What each part of ours earns",
         f"{kept.origin} Written by `python -m bench.sim.parts`.",
@@ -167,27 +163,27 @@ def page(kept: Kept) -> str:
         "it earns something, below 1 it costs. Pins are taken away twice, beside a DRAM tier and "
         "where there is none (`order-only` over `no-dram`); without the tier there is no disk "
         "either. Simulated: README.md says what that can and cannot say; near saturation a single "
-        f"seed moves by up to 7 %. -: not run.{_missing(seconds)}",
+        f"seed moves by up to 7 %. -: not run.{missing}",
         "## By regime",
         "Median, least and most of the regime's cells, whose number is in brackets.",
-        _regimes(seconds),
+        _regimes(earned),
         "## The most and the least",
-        markdown(("part", "most", "least"), _extremes(seconds)),
+        markdown(("part", "most", "least"), _extremes(earned)),
         "## Where a part costs more than 1 %",
-        _losses(seconds),
+        _losses(earned),
         "## Every cell",
         f"Mean JCT over that of `{OURS}`.",
-        _cells(kept, seconds),
+        _cells(kept),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def front(kept: Kept) -> str:
     """README.md's table, and the sentence below it."""
-    seconds = _seconds(kept)
-    least = "; ".join(f"{title}: {least}" for title, _, least in _extremes(seconds))
+    earned = _earned(kept)
+    least = "; ".join(f"{title}: {least}" for title, _, least in _extremes(earned))
     return (
-        f"{_regimes(seconds)}\n\n"
+        f"{_regimes(earned)}\n\n"
         "Mean job time in the [lab](bench/sim/README.md) without the part, over that with it: "
         "median, least and most of the cells whose number is in brackets. 1.30: jobs take 30 % "
         "longer without it; below 1 the part costs. "
@@ -195,84 +191,67 @@ def front(kept: Kept) -> str:
     )
 
 
-def _seconds(kept: Kept) -> dict[str, Seconds]:
-    """By cell, of the arms that were run."""
-    arms = kept.columns[2:]
-    return {
-        str(name): {
-            arm: value
-            for arm, value in zip(arms, values, strict=True)
-            if isinstance(value, float | int)
-        }
-        for name, _, *values in kept.rows
-    }
-
-
 def regime(cell: Cell) -> str:
     """The one that the cell is in."""
     return next(name for name, has in REGIMES.items() if has(cell))
 
 
-def _missing(seconds: Mapping[str, Seconds]) -> str:
-    whole = sum(set(ARMS) <= set(by) for by in seconds.values())
-    num_missing = len(load_matrix().cells) - whole
-    return f" **{num_missing} cells were not run with every arm.**" if num_missing else ""
-
-
-def _regimes(seconds: Mapping[str, Seconds]) -> str:
-    regimes = {cell.name: regime(cell) for cell in load_matrix().cells}
-    grouped = {
-        name: {cell: by for cell, by in seconds.items() if regimes[cell] == name}
-        for name in reversed(REGIMES)
+def _earned(kept: Kept) -> Earned:
+    """By part, what it earns in each cell."""
+    arms = kept.columns[2:]
+    seconds = {str(name): dict(zip(arms, by, strict=True)) for name, _, *by in kept.rows}
+    return {
+        part.title: {
+            cell: float(str(by[part.without])) / float(str(by[part.beside]))
+            for cell, by in seconds.items()
+        }
+        for part in PARTS
     }
-    rows = [
-        [f"{name} ({len(own)})", *(_range(_earned(own, part)) for part in PARTS)]
-        for name, own in {**grouped, "all": seconds}.items()
-        if own
-    ]
-    return markdown(("cells", *(part.title for part in PARTS)), rows)
 
 
-def _earned(seconds: Mapping[str, Seconds], part: Part) -> dict[str, float]:
-    """By cell, where both arms were run."""
-    found = {cell: part.earns(by) for cell, by in seconds.items()}
-    return {cell: value for cell, value in found.items() if not math.isnan(value)}
+def _regimes(earned: Earned) -> str:
+    of_cell = {cell.name: regime(cell) for cell in load_matrix().cells}
+    rows = []
+    for name in (*reversed(REGIMES), ALL):
+        own = [
+            [value for cell, value in by_cell.items() if name in (of_cell[cell], ALL)]
+            for by_cell in earned.values()
+        ]
+        if own[0]:
+            rows.append([f"{name} ({len(own[0])})", *map(_range, own)])
+    return markdown(("cells", *earned), rows)
 
 
-def _range(earned: Mapping[str, float]) -> str:
-    if not earned:
-        return "-"
-    values = earned.values()
+def _range(values: Sequence[float]) -> str:
     return f"{median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def _extremes(seconds: Mapping[str, Seconds]) -> Iterator[tuple[str, str, str]]:
-    """Of each part that was taken away: its title, the most and the least that it earns, where."""
-    for part in PARTS:
-        if found := sorted((value, cell) for cell, value in _earned(seconds, part).items()):
-            least, most = (f"{value:.2f} in {cell}" for value, cell in (found[0], found[-1]))
-            yield part.title, most, least
+def _extremes(earned: Earned) -> Iterator[tuple[str, str, str]]:
+    """Of each part: its title, the most and the least that it earns, and where."""
+    for title, by_cell in earned.items():
+        ordered = sorted((value, cell) for cell, value in by_cell.items())
+        least, most = (f"{value:.2f} in {cell}" for value, cell in (ordered[0], ordered[-1]))
+        yield title, most, least
 
 
-def _losses(seconds: Mapping[str, Seconds]) -> str:
+def _losses(earned: Earned) -> str:
     rows = sorted(
-        (value, part.title, cell)
-        for part in PARTS
-        for cell, value in _earned(seconds, part).items()
+        (value, title, cell)
+        for title, by_cell in earned.items()
+        for cell, value in by_cell.items()
         if value < LOSS
     )
     told = [(cell, title, f"{value:.3f}") for value, title, cell in rows]
     return markdown(("cell", "part", "it earns"), told) if told else "Nowhere."
 
 
-def _cells(kept: Kept, seconds: Mapping[str, Seconds]) -> str:
-    arms = kept.columns[3:]
+def _cells(kept: Kept) -> str:
     rows = []
-    for name, seeds, *_ in kept.rows:
-        by = seconds[str(name)]
-        over = (f"{by[arm] / by[OURS]:.2f}" if arm in by else "-" for arm in arms)
-        rows.append([name, seeds, f"{by[OURS]:.2f}", *over])
-    return markdown(("cell", "seeds", f"{OURS}, s", *arms), rows)
+    for name, seeds, ours, *others in kept.rows:
+        seconds = float(str(ours))
+        over = (f"{float(str(other)) / seconds:.2f}" for other in others)
+        rows.append([name, seeds, f"{seconds:.2f}", *over])
+    return markdown(("cell", "seeds", f"{OURS}, s", *kept.columns[3:]), rows)
 
 
 if __name__ == "__main__":

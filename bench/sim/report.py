@@ -1,4 +1,4 @@
-"""The lab's results as those of real servers are told: one table, one page, for both.
+"""The lab's results as those of real servers are told: one table for both.
 
 A run of the lab becomes a run of a server (serve/results.py): its seconds are virtual, its seed is
 its repeat, and what vLLM would count in /metrics is what its scheduler was seen to do.
@@ -6,63 +6,42 @@ its repeat, and what vLLM would count in /metrics is what its scheduler was seen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bench.common.arms import STOCK, Role
 from bench.serve.compare import Point, points_of
 from bench.serve.metrics import Metrics
-from bench.serve.page import Reported, page_of
 from bench.serve.results import Loaded, Program, Run, Turn
 from bench.serve.summary import PROMPT
-from bench.sim.arms import role_of
-from bench.sim.job import Job, Result, RunRecord, Start, TurnRecord
+from bench.sim.job import Job, Result, RunRecord, TurnRecord
 
 GB = 1e9
 LOAD = "rate"  # the parameter that a sweep goes along
 NOWHERE = Path()
-HONEST = (
-    "Every number is simulated: vLLM's own scheduler, KV cache manager and block pool with the "
-    "real connectors, around a model of how long steps and copies take. Good for comparing arms; "
-    "differences below some 20 % in absolute seconds, and near critical load, say nothing about a "
-    "real GPU."
-)
-
-
-def page(results: Iterable[Result], starts: Sequence[Start]) -> str:
-    """The page of results, plain vLLM first, what no server can run last."""
-    ordered = sorted(results, key=_place)
-    runs = [loaded(each) for each in ordered]
-    told = {
-        "Workload": _each(each.record.note for each in ordered if each.record),
-        "Seeds": _each(sorted({str(run.run.repeat) for run in runs})),
-        "Versions": _each(", ".join(f"{k} {v}" for k, v in s.versions.items()) for s in starts),
-        "Command": "".join(
-            f"<pre>{escape(command)}</pre>" for command in dict.fromkeys(s.command for s in starts)
-        ),
-    }
-    reported = Reported(runs, points_of(runs, STOCK), HONEST, told)
-    return page_of(reported, "simulated")
+WORDS = {  # of a machine; what is none of these is called by its name
+    "gpu": "{}",
+    "model": "{}",
+    "dram_gb": "{} GB DRAM",
+    "pcie_gb_s": "PCIe {} GB/s",
+    "disk_gb": "disk of {} GB",
+    "disk_gb_s": "which reads {} GB/s",
+}
 
 
 def points(results: Iterable[Result]) -> list[Point]:
     """What is done, by point; arms as they come, the first is what others are compared with."""
-    return points_of([loaded(each) for each in results], "")
+    runs = [loaded(each.job, each.record) for each in results if each.record is not None]
+    return points_of(runs, "")
 
 
-def loaded(result: Result) -> Loaded:
-    """A run as one of a server; one that failed died."""
-    job, record = result.job, result.record
+def loaded(job: Job, record: RunRecord) -> Loaded:
+    """A run as one of a server."""
     load = job.params.get(LOAD)
     settings = {"scene": scene(job)}
     if isinstance(load, int | float):
         settings["arrivals"] = f"poisson:{load:g}"
     run = Run(name=str(job), arm=job.arm, title=job.arm, repeat=job.seed, settings=settings)
-    if record is None:
-        run.state, run.reason = "died", f"{job}: {result.error}"
-        return Loaded(NOWHERE, run)
     run.state, run.wall_s, run.told = "done", record.span_s, _told(record)
     last_turns: dict[str, int] = {}
     for turn in record.turns:
@@ -74,44 +53,14 @@ def loaded(result: Result) -> Loaded:
 
 
 def scene(job: Job) -> str:
-    """All of a job but its load, its arm and its seed."""
-    if isinstance(cell := job.params.get("cell"), str):  # of the matrix: its name says it all
-        return cell
+    """All of a job but its load, its arm and its seed, as people say it."""
+    machine = (WORDS.get(key, key + " {}").format(_word(v)) for key, v in job.machine.items())
     told = (f"{key} {_word(value)}" for key, value in job.params.items() if key != LOAD)
-    return ", ".join(filter(None, (machine_words(job.machine), job.workload, *told)))
-
-
-def machine_words(machine: dict[str, Any]) -> str:
-    """A machine as people say it; what it does not name is left out."""
-    words = {
-        "gpu": "{}",
-        "model": "{}",
-        "tp": "TP {}",
-        "dram_gb": "{} GB DRAM",
-        "pcie_gb_s": "PCIe {} GB/s",
-        "disk_gb": "disk of {} GB",
-        "disk_gb_s": "which reads {} GB/s",
-        "kv_tokens": "{} tokens of KV",
-        "block_size": "blocks of {}",
-    }
-    known = [
-        (words.get(key, key + " {}"), machine[key]) for key in (*words, *machine) if key in machine
-    ]
-    return ", ".join(dict.fromkeys(text.format(_word(v)) for text, v in known if v is not None))
+    return ", ".join((*machine, job.workload, *told))
 
 
 def _word(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _place(result: Result) -> int:
-    arm = result.job.arm
-    return 0 if arm == STOCK else 2 if role_of(arm) is Role.ORACLE else 1
-
-
-def _each(said: Iterable[str]) -> str:
-    """Each thing once, in HTML."""
-    return "<br>".join(escape(each) for each in dict.fromkeys(said) if each)
 
 
 def _turn(turn: TurnRecord) -> Turn:

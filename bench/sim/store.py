@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from bench.sim.job import Line, Result, Start
+from bench.sim.job import Line, Result, RunRecord, Start
 from continuum_connector import files
 from continuum_connector.errors import ToldError
 
@@ -42,6 +42,16 @@ def read(path: Path) -> Iterator[Line]:
 def results(path: Path) -> dict[str, Result]:
     """By key, the last result of each job: a job that failed may have been tried again."""
     return {line.job.key: line for line in read(path) if isinstance(line, Result)}
+
+
+def by_cell(results: Iterable[Result]) -> dict[str, dict[str, dict[int, RunRecord]]]:
+    """The runs of the matrix that were done, by cell, arm and seed."""
+    found: dict[str, dict[str, dict[int, RunRecord]]] = {}
+    for each in results:
+        if each.record is not None and "cell" in each.job.params:
+            arms = found.setdefault(str(each.job.params["cell"]), {})
+            arms.setdefault(each.job.arm, {})[each.job.seed] = each.record
+    return found
 
 
 def starts(path: Path) -> list[Start]:

@@ -64,7 +64,6 @@ Each cell is  measured / simulated / ratio  (simulated by measured), seconds of 
 not published. The last line of a column is its rms log error: 0.10 is off by 10 % either way.
 
   python -m bench.sim.validate                  all cells; what is in the file is not run again
-  python -m bench.sim.validate --gpu H100       one GPU
   python -m bench.sim.validate --write          and put the tables into README.md and FINDINGS.md
 """
 
@@ -146,13 +145,11 @@ def log_error(pairs: Iterable[tuple[float, float]]) -> float:
     return math.sqrt(sum(squares) / len(squares)) if squares else math.nan
 
 
-def validation(
-    records: Mapping[str, RunRecord], gpus: Sequence[str], columns: Sequence[Column] = COLUMNS
-) -> str:
+def validation(records: Mapping[str, RunRecord], columns: Sequence[Column] = COLUMNS) -> str:
     """The table of these columns, in Markdown. `records`: by the key of their job."""
     rows = []
     pairs: dict[str, list[tuple[float, float]]] = {column.title: [] for column in columns}
-    for gpu in gpus:
+    for gpu in DRAM_GB:
         for rate in sorted({rate for column in columns for rate in column.table.get(gpu, {})}):
             rows.append([f"{gpu} {rate}"])
             for column in columns:
@@ -193,19 +190,15 @@ def _short(seconds: float) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, print the table. Returns 0, or what the runner returns."""
     parser = teaching_parser("python -m bench.sim.validate", __doc__, TEACH)
-    parser.add_argument("--gpu", action="append", choices=list(DRAM_GB), help="default: all")
     parser.add_argument("--out", type=Path, default=Path("runs/validation.jsonl"))
     parser.add_argument("--workers", type=many, default=0, help="processes; default: one per core")
     parser.add_argument("--write", action="store_true", help="put the tables into README.md")
     args = parser.parse_args(argv)
-    gpus = args.gpu or list(DRAM_GB)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    outcome = run(_jobs(gpus), args.out, num_workers=args.workers)
+    outcome = run(_jobs(), args.out, num_workers=args.workers)
     records = {each.job.key: each.record for each in outcome.results if each.record is not None}
-    tables = {"validation": validation(records, gpus)}
-    if "H200" in gpus:
-        tables["our own"] = our_validation(records)
-    of_turns = {"turns": validation(records, gpus, OF_TURNS)}
+    tables = {"validation": validation(records), "our own": our_validation(records)}
+    of_turns = {"turns": validation(records, OF_TURNS)}
     print("\n\n".join((*tables.values(), *of_turns.values())))
     print(outcome, file=sys.stderr)
     if args.write:
@@ -214,16 +207,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return outcome.exit_code
 
 
-def _jobs(gpus: Sequence[str]) -> list[Job]:
+def _jobs() -> list[Job]:
     published = [
         job(column.arm, gpu, rate)
         for column in COLUMNS
         for gpu, rates in column.table.items()
         for rate in rates
-        if gpu in gpus
     ]
     ours = [our_job(arm, *point) for point in our_runs() for arm in OUR_ARMS]
-    return [*published, *ours] if "H200" in gpus else published
+    return [*published, *ours]
 
 
 if __name__ == "__main__":

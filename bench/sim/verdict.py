@@ -4,14 +4,14 @@ winners per cell for all arms, the aims, and where we are not the best."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
 from bench.common.arms import OURS, STOCK, Role
-from bench.common.tables import markdown
-from bench.sim.arms import role_of
+from bench.common.tables import markdown, quantile
+from bench.sim.arms import ARMS
 from bench.sim.cells import Cell
 from bench.sim.job import RunRecord
 
@@ -24,9 +24,8 @@ class Verdict:
     """One cell: JCT by arm in seconds, the mean of the seeds' means and the P99 of their programs
     together. Oracles are shown and never the best.
 
-    `num_programs`: over all seeds; `busy`: share of our runs' time in which the GPU computes;
-    `failed`: arms of which a run failed, and why. Such an arm has no mean, and every ratio to it
-    is NaN.
+    `num_programs`: over all seeds; `busy`: share of our runs' time in which the GPU computes. Of an
+    arm that was not run every ratio is NaN.
     """
 
     cell: Cell
@@ -34,14 +33,12 @@ class Verdict:
     p99_s: dict[str, float]
     num_programs: int = 0
     busy: float = math.nan
-    failed: dict[str, str] = field(default_factory=dict)
 
     @property
     def winner(self) -> str:
-        """The arm with the least mean; of equal ones the first in the order of arms; "" if all
-        failed."""
+        """The arm with the least mean; of equal ones the first in the order of arms."""
         fair = _fair(self.mean_s)
-        return min(fair, key=fair.__getitem__, default="")
+        return min(fair, key=fair.__getitem__)
 
     @property
     def to_best(self) -> float:
@@ -75,7 +72,7 @@ class Verdict:
 
     @property
     def holds(self) -> bool:
-        """Whether the cell's aim is reached; not if a run of ours failed."""
+        """Whether the cell's aim is reached."""
         if self.cell.aim == "stock":
             return self.to_stock <= STOCK_AIM
         return self.to_best <= MEAN_AIM and (self.holds_p99 or not self.judges_p99)
@@ -83,11 +80,11 @@ class Verdict:
 
 def is_rival(arm: str) -> bool:
     """Whether a server without our connector could run it, or the paper's did."""
-    return role_of(arm) is Role.RIVAL
+    return ARMS[arm].role is Role.RIVAL
 
 
 def _fair(values: Mapping[str, float]) -> dict[str, float]:
-    return {arm: value for arm, value in values.items() if role_of(arm) is not Role.ORACLE}
+    return {arm: value for arm, value in values.items() if ARMS[arm].role is not Role.ORACLE}
 
 
 def _over_least(values: Mapping[str, float], but: str = "") -> float:
@@ -96,53 +93,38 @@ def _over_least(values: Mapping[str, float], but: str = "") -> float:
     return values.get(OURS, math.nan) / min(others, default=math.nan)
 
 
-def percentile(values: Iterable[float], percent: int) -> float:
-    """Nearest rank: P99 of fewer than a hundred values is the largest."""
-    ordered = sorted(values)
-    return ordered[-(-percent * len(ordered) // 100) - 1]
-
-
-def verdict(
-    cell: Cell,
-    runs: Mapping[str, Mapping[int, RunRecord]],
-    failed: Mapping[str, str] | None = None,
-) -> Verdict | None:
-    """Judge a cell by its runs, by arm and seed. An arm counts with the seeds that all arms were
-    run with, and not at all if one of its runs `failed`; None if nothing was run."""
-    failed = dict(failed or {})
-    runs = {arm: by_seed for arm, by_seed in runs.items() if arm not in failed}
-    seeds = set.intersection(*(set(by_seed) for by_seed in runs.values())) if runs else set()
-    if not seeds and not failed:
-        return None
-    records = {arm: [by_seed[s] for s in sorted(seeds)] for arm, by_seed in runs.items() if seeds}
-    jct = {arm: [list(one.jct_s.values()) for one in each] for arm, each in records.items()}
+def verdict(cell: Cell, runs: Mapping[str, Mapping[int, RunRecord]]) -> Verdict:
+    """Judge a cell by its runs, by arm and seed, of which there is one at least."""
+    jct = {
+        arm: [list(one.jct_s.values()) for one in by_seed.values()] for arm, by_seed in runs.items()
+    }
+    ours = runs.get(OURS, {}).values()
     return Verdict(
         cell,
         {arm: fmean(map(fmean, each)) for arm, each in jct.items()},
-        {arm: percentile(chain(*each), 99) for arm, each in jct.items()},
-        num_programs=max((sum(map(len, each)) for each in jct.values()), default=0),
-        busy=fmean([one.busy_s / one.span_s for one in records.get(OURS, [])] or [math.nan]),
-        failed=failed,
+        {arm: quantile([*chain(*each)], 0.99) for arm, each in jct.items()},
+        num_programs=max(sum(map(len, each)) for each in jct.values()),
+        busy=fmean(one.busy_s / one.span_s for one in ours) if ours else math.nan,
     )
 
 
 # --- the page, MATRIX.md ----------------------------------------------------------------------
 def origin(
-    command: str, seeds: str, arms: Sequence[str], code: str, versions: Mapping[str, str]
+    command: str, seeds: Sequence[int], arms: Sequence[str], code: str, versions: Mapping[str, str]
 ) -> str:
-    """Where the numbers come from. `seeds`: in words; `code`, `versions`: as in provenance.py."""
+    """Where the numbers come from. `code`, `versions`: as in provenance.py."""
     told = ", ".join(f"{name} {version}" for name, version in versions.items())
     rivals = ", ".join(filter(is_rival, arms)) or "none"
     return (
-        f"`{command}`; seeds {seeds}; code {code}; {told}. Arms: {', '.join(arms)}. Rivals, which "
-        f"are not ours: {rivals}. What the cells are: `matrix.toml`."
+        f"`{command}`; seeds {', '.join(map(str, seeds))}; code {code}; {told}. "
+        f"Arms: {', '.join(arms)}. Rivals, which are not ours: {rivals}. What the cells are: "
+        "`matrix.toml`."
     )
 
 
 def page(verdicts: Sequence[Verdict], origin: str, num_missing: int = 0) -> str:
-    """Return MATRIX.md; `num_missing`: cells that were stopped before all of their runs were
-    tried."""
-    missing = f" **{num_missing} cells are not here: the run was stopped.**" if num_missing else ""
+    """Return MATRIX.md; `num_missing`: cells of which a run failed, or was not come to."""
+    missing = f" **{num_missing} cells are not here: not all ran.**" if num_missing else ""
     parts = [
         "# The scenario matrix",
         origin,
@@ -153,8 +135,6 @@ def page(verdicts: Sequence[Verdict], origin: str, num_missing: int = 0) -> str:
         _aims(verdicts),
         "## Mean JCT",
         _table(verdicts),
-        "## What did not run",
-        _failed(verdicts),
         "## Where ours is not within the aim",
         _lost(verdicts),
     ]
@@ -164,7 +144,7 @@ def page(verdicts: Sequence[Verdict], origin: str, num_missing: int = 0) -> str:
 def _aims(verdicts: Sequence[Verdict]) -> str:
     best = [v for v in verdicts if v.cell.aim == "best"]
     stock = [v for v in verdicts if v.cell.aim == "stock"]
-    tails = [v for v in best if v.judges_p99 or v.failed.get(OURS)]
+    tails = [v for v in best if v.judges_p99]
     gains = [v for v in best if v.to_rival is not None and v.to_rival <= GAIN_AIM]
     rows = [
         (f"mean JCT at most {MEAN_AIM:g}x the best arm's", best, lambda v: v.to_best <= MEAN_AIM),
@@ -178,11 +158,11 @@ def _aims(verdicts: Sequence[Verdict]) -> str:
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
-    arms = list(dict.fromkeys(arm for v in verdicts for arm in (*v.mean_s, *v.failed)))
+    arms = list(dict.fromkeys(arm for v in verdicts for arm in v.mean_s))
     head = ["cell", "busy", "best, s", *arms, "P99 to best", "to stock", "to best rival"]
     rows = []
     for v in verdicts:
-        best = v.mean_s.get(v.winner, math.nan)
+        best = v.mean_s[v.winner]
         ratios = [_ratio(v.mean_s.get(arm, math.nan), best, arm == v.winner) for arm in arms]
         rival = "" if v.to_rival is None else _number(v.to_rival)
         busy = "-" if math.isnan(v.busy) else f"{v.busy:.0%}"
@@ -205,22 +185,12 @@ def _p99(v: Verdict, digits: int = 2) -> str:
     return text if v.judges_p99 or text == "-" else f"({text})"
 
 
-def _failed(verdicts: Sequence[Verdict]) -> str:
-    rows = [
-        (v.cell.name, arm, " ".join(why.split()).replace("|", "/"))
-        for v in verdicts
-        for arm, why in v.failed.items()
-    ]
-    return markdown(("cell", "arm", "reason"), rows) if rows else "None."
-
-
 def _lost(verdicts: Sequence[Verdict]) -> str:
     lost = [v for v in verdicts if not v.holds]
     lost.sort(key=lambda v: -math.inf if math.isnan(v.to_best) else -v.to_best)
     rows = []
     for v in lost:
         ratios = _number(v.to_best, 3), _p99(v, 3), _number(v.to_stock, 3)
-        why = "a run of ours failed, see above" if OURS in v.failed else v.cell.reason
-        rows.append((v.cell.name, *ratios, v.winner, why or "not known"))
+        rows.append((v.cell.name, *ratios, v.winner, v.cell.reason or "not known"))
     head = ("cell", f"{OURS} to best", "P99", "to stock", "best", "reason")
     return markdown(head, rows) if lost else "Nowhere."

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.serve.metrics import Metrics
-from bench.sim.agenda import Clock
 from bench.sim.arms.ours import our_transfer, our_worker, set_up
 from bench.sim.bus import Bus
+from bench.sim.clock import Clock
 from bench.sim.engine import Engine, Progress
 from bench.sim.hardware import GB, Machine, machine
 from bench.storm import front
@@ -75,8 +75,9 @@ class FakeServer:
         own = {"max_ttl_s": MAX_TTL_S, "max_programs": MOST_PROGRAMS}
         own["trace_path"] = str(folder / "trace.jsonl")
         self.engine = Engine(on, self.clock, MAX_MODEL_LEN, our_transfer(POLICY, True, **own)(on))
-        self.engine.worker = our_worker(self.engine, Bus(on.pcie_rate, on.pcie_both))
-        set_up(self.engine, lambda name, now: None)
+        bus = Bus(on.gpu.pcie_rate, on.gpu.pcie_both)
+        self.engine.worker = our_worker(self.engine, bus)
+        set_up(self.engine)
         # Looked at in virtual time: its thread, never started here, would look in the machine's.
         self.engine.connector.switch = self._switch = SwitchFile(str(self.switch), None)
         self._look_at = 0.0

@@ -11,7 +11,7 @@ import selectors
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar
 
-from bench.sim.agenda import Clock
+from bench.sim.clock import Clock
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.sim.job import Job, Result, RunRecord, TurnRecord
+from bench.sim.job import RunRecord, TurnRecord
 
 NUM_PROMPT, NUM_LOCAL, NUM_EXTERNAL = 100, 50, 20
 
@@ -31,8 +31,3 @@ def record(arm: str, factor: float = 1.0, programs: int = 5, turns: int = 3) -> 
         stored_bytes=20e9, loaded_bytes=30e9, num_preemptions=0, num_steps=9,
         busy_s=5.0, span_s=10.0, wall_s=0.1, note="made up <here>",
     )  # fmt: skip
-
-
-def result(arm: str, load: float | None = 1.0, factor: float = 1.0, gpu: str = "H100") -> Result:
-    params = {} if load is None else {"rate": load}
-    return Result(Job(arm, "fake", {**params}, {"gpu": gpu}), record(arm, factor))

@@ -18,12 +18,12 @@ from bench.sim.load import demand
 from bench.sim.matrix import PAGE, arms_of, job, judge
 from bench.sim.store import Store
 from bench.sim.verdict import Verdict, origin, page, verdict
-from bench.sim.workloads.eight_turns import eight_turns
+from bench.sim.workloads.made_up import eight_turns
 from continuum_connector.errors import ToldError
 
 MATRIX = load_matrix()
 CELLS = {cell.name: cell for cell in MATRIX.cells}
-ORIGIN = origin("command", "1 (dev), 2 (dev)", ("stock", "adaptive", "lru_offload"), "c0de", {})
+ORIGIN = origin("command", (1, 2), ("stock", "adaptive", "lru_offload"), "c0de", {})
 
 
 def record(arm: str, jct_s: list[float]) -> RunRecord:
@@ -34,23 +34,7 @@ def record(arm: str, jct_s: list[float]) -> RunRecord:
 def judged(aim: str = "best", **means: float) -> Verdict:
     """A verdict on arms that took so long."""
     named = {name.replace("_", "+"): {1: record(name, [s])} for name, s in means.items()}
-    found = verdict(Cell("a cell", {}, aim=aim), named)
-    assert found is not None
-    return found
-
-
-def test_the_matrix_has_every_factor() -> None:
-    assert len(CELLS) >= 40
-    for factor, values in {
-        "load": {0.1, 0.5, 0.9, 1.5},
-        "live_dram": {0.5, 1.0, 2.0, 4.0},
-        "gaps": {"fast", "coding", "person"},
-    }.items():
-        assert values <= {cell.said.get(factor) for cell in CELLS.values()}
-    assert {6.0, 12.0, 25.0} <= {cell.said.get("pcie_gb_s") for cell in CELLS.values()}
-    assert {"claude_code", "mooncake", "no_reuse", "forks"} <= {c.workload for c in CELLS.values()}
-    assert not set(MATRIX.seeds["dev"]) & set(MATRIX.seeds["report"])
-    assert all(len(seeds) >= 2 for seeds in MATRIX.seeds.values())
+    return verdict(Cell("a cell", {}, aim=aim), named)
 
 
 # one of each that is scaled
@@ -92,8 +76,8 @@ def test_a_cell_survives_being_a_job() -> None:
     assert scene(again, 3) == scene(Cell(cell.name, cell.said), 3)
 
 
-def test_the_best_arm_is_never_one_that_knows_the_future() -> None:
-    found = judged(stock=4.0, adaptive=2.0, oracle=1.0)
+def test_the_best_arm_is_never_one_that_no_server_can_run() -> None:
+    found = judged(stock=4.0, adaptive=2.0, infinite=1.0)
     assert found.winner == "adaptive"
     assert found.to_best == 1.0
 
@@ -110,19 +94,12 @@ def test_where_nothing_is_to_be_won_ours_is_held_against_stock(ours: float, hold
     assert judged("stock", stock=1.0, adaptive=ours, paper=0.2).holds == holds
 
 
-def test_an_arm_counts_with_the_seeds_that_all_were_run_with() -> None:
-    runs = {"stock": {1: record("stock", [1.0]), 2: record("stock", [9.0])}}
-    runs["adaptive"] = {1: record("adaptive", [1.0])}
-    found = verdict(Cell("c", {}), runs)
-    assert found is not None
-    assert found.mean_s == {"stock": 1.0, "adaptive": 1.0}
-
-
 def test_a_cell_that_was_not_run_with_every_arm_is_not_judged() -> None:
     cells = [Cell("whole", {"workload": "agents"}), Cell("part", {"workload": "agents"})]
     asked = [job(cell, arm, 1) for cell in cells for arm in ("stock", "adaptive")]
     results = [Result(each, record(each.arm, [1.0])) for each in asked[:3]]
-    assert [each.cell.name for each in judge(cells, results, asked)] == ["whole"]
+    for more in ([], [Result(asked[3], error="KeyError: 'a'")]):
+        assert [each.cell.name for each in judge(cells, [*results, *more], asked)] == ["whole"]
     assert "**1 cells are not here" in page([], ORIGIN, num_missing=1)
 
 
@@ -142,56 +119,14 @@ def test_a_cell_that_is_lost_stands_on_the_page_with_its_reason() -> None:
 
 def test_the_page_says_where_its_numbers_come_from() -> None:
     text = page([], ORIGIN)
-    assert "`command`; seeds 1 (dev), 2 (dev); code c0de" in text
+    assert "`command`; seeds 1, 2; code c0de" in text
     assert "Arms: stock, adaptive, lru_offload. Rivals, which are not ours: stock." in text
-
-
-def failing(*names: str) -> Verdict:
-    """A cell in which these arms raised and the others did not."""
-    cell = Cell("a cell", {"workload": "agents"})
-    results = [
-        Result(job(cell, arm, 1), error="KeyError: 'a|b'")
-        if arm in names
-        else Result(job(cell, arm, 1), record(arm, [seconds]))
-        for arm, seconds in {"stock": 4.0, "adaptive": 2.0, "paper": 1.0}.items()
-    ]
-    (found,) = judge([cell], results, [each.job for each in results])
-    return found
 
 
 def test_an_arm_that_is_nothing_without_a_disk_is_run_where_there_is_one() -> None:
     arms = ["stock", "offloading-fs", "adaptive", "adaptive-no-disk"]
     assert arms_of(CELLS["fast/disk 7"], arms) == arms
     assert arms_of(CELLS["fast/dram 4"], arms) == ["stock", "adaptive"]
-
-
-def test_a_slower_disk_writes_half_of_what_it_reads() -> None:
-    drives = [scene(CELLS[f"fast/disk {rate}"], 1).machine.drive for rate in (7, 3)]
-    assert [(each.reads, each.writes) for each in drives if each] == [(7e9, 3.5e9), (3e9, 1.5e9)]
-
-
-def test_an_arm_that_fails_is_named_and_does_not_remove_its_cell() -> None:
-    found = failing("paper")
-    assert found.holds
-    text = page([found], ORIGIN)
-    assert "| a cell | paper | seed 1: KeyError: 'a/b' |" in text
-    assert "the run was stopped" not in text
-    assert "| 2.00 | **1.00** | - | (1.00) |" in text
-
-
-@pytest.mark.parametrize("names", [("adaptive",), ("stock", "adaptive", "paper")])
-def test_a_failure_of_ours_is_no_success(names: tuple[str, ...]) -> None:
-    found = failing(*names)
-    assert not found.holds
-    text = page([found], ORIGIN)
-    assert "| mean JCT at most 1.02x the best arm's | 0 of 1 |" in text
-    assert "| P99 at most 1.05x the best arm's | 0 of 1 |" in text
-    assert "a run of ours failed, see above |" in text
-
-
-def test_without_stock_a_cell_where_nothing_is_to_be_won_is_not_held() -> None:
-    found = failing("stock")
-    assert math.isnan(found.to_stock)
 
 
 @pytest.mark.parametrize(("num_seeds", "is_judged"), [(1, False), (2, True)])
@@ -203,7 +138,6 @@ def test_a_p99_is_judged_over_the_programs_of_all_seeds(num_seeds: int, is_judge
         "adaptive": {seed: record("adaptive", [0.9] * 58 + [2.0, 2.0]) for seed in seeds},
     }
     found = verdict(Cell("c", {}), runs)
-    assert found is not None
     assert found.to_best_p99 == 2.0
     assert found.judges_p99 == is_judged
     assert found.holds != is_judged
@@ -232,7 +166,7 @@ def test_two_arms_are_compared_cell_by_cell_with_the_seeds_that_both_have(tmp_pa
     assert {cell: len(both) for cell, both in cells.items()} == {"a": 2, "b": 1}
     head, _, row, rest = pair.table(cells, "adaptive", "gate", least=0.01)
     assert head.startswith("| cell | adaptive, s |")
-    assert row.startswith("| a | 10.0 | 0.70 | 0.80/0.60 | 0.70 | 0.70 | - |")
+    assert row.startswith("| a | 10.0 | 0.70 | 0.80/0.60 | - |")
     assert rest == "\n1 other cells: 1.000 to 1.000. Ratios of gate to adaptive."
 
 

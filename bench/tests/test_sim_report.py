@@ -1,68 +1,14 @@
-"""What is made of the lab's results: numbers, and a page that needs nothing else."""
+"""What is made of the lab's results."""
 
 from __future__ import annotations
 
-import pytest
-
-from bench.common.arms import OURS
 from bench.common.tables import quantile
 from bench.serve.summary import summarize
-from bench.sim.job import Job, Result, Start
-from bench.sim.report import loaded, page, points, scene
-from bench.tests.lab_results import record, result
-from bench.tests.pages import elsewhere, read
-
-ARMS = ("stock", "paper", OURS, "infinite")
-STARTS = [Start("continuum simulate --arms <x>", {"vllm": "0.32.0"})]
+from bench.sim.job import Job, Result
+from bench.sim.report import loaded, points, scene
+from bench.tests.lab_results import record
 
 
-@pytest.fixture(scope="module")
-def text() -> str:
-    factors = {"stock": 4.0, "paper": 2.0, OURS: 1.5, "infinite": 1.0}
-    results = [
-        result(arm, load, load * factors[arm], gpu)
-        for gpu in ("H100", "L40S")
-        for load in (1.0, 3.0, 6.0)
-        for arm in ARMS
-    ]
-    failed = Result(Job("dies", "fake", {"rate": 6}, {"gpu": "H100"}), error="ValueError: <no>")
-    return page([*results, failed], STARTS)
-
-
-# --- the page -------------------------------------------------------------------------------
-def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: str) -> None:
-    reader = read(text)
-    for arm in ARMS:
-        assert reader.words.count(arm) >= 8
-    assert elsewhere(text) == set()
-
-
-def test_the_page_says_what_was_run_and_what_failed(text: str) -> None:
-    words = " ".join(read(text).words)
-    for each in ("continuum simulate --arms <x>", "vllm 0.32.0", "made up <here>", "24 done"):
-        assert each in words
-    assert "1 died" in words
-    assert "ValueError: <no>" in words
-
-
-def test_the_page_begins_with_what_it_cannot_say_and_ours_beside_the_best_that_can_be_had(
-    text: str,
-) -> None:
-    words = " ".join(read(text).words)
-    assert "Every number is simulated" in words
-    assert "On a CPU" not in words
-    row = text[text.index("<td>H100, fake, 3 programs per second") :].partition("</tr>")[0]
-    best = [cell for cell in row.split("<td")[1:] if "best" in cell]
-    assert len(best) == 1  # ours: `infinite` is faster, and no server has it
-    assert best[0] == row.split("<td")[2 + ARMS.index(OURS)]
-
-
-def test_plain_vllm_comes_first_and_oracles_last() -> None:
-    said = page([result("infinite"), result(OURS), result("stock")], STARTS)
-    assert f"stock · {OURS} · infinite, simulated" in said
-
-
-# --- numbers --------------------------------------------------------------------------------
 def test_seeds_of_one_point_are_repeats() -> None:
     one, other = Job("a", "w", {"rate": 3}, seed=1), Job("a", "w", {"rate": 3}, seed=2)
     (found,) = points([Result(one, record("a")), Result(other, record("a", 3.0))])
@@ -82,12 +28,8 @@ def test_points_come_by_load_and_whatever_differs_is_another_scene() -> None:
 
 
 def test_a_scene_reads_as_people_say_it() -> None:
-    job = Job("a", "w", {}, {"pcie_gb_s": 25.0, "dram_gb": 400, "gpu": "H100", "tp": 2})
-    assert scene(job) == "H100, TP 2, 400 GB DRAM, PCIe 25 GB/s, w"
-
-
-def test_a_cell_of_the_matrix_is_called_by_its_name() -> None:
-    assert scene(Job("a", "w", {"cell": "fast/overload", "load": 1.5})) == "fast/overload"
+    job = Job("a", "w", {}, {"gpu": "H100", "dram_gb": 400, "pcie_gb_s": 25.0})
+    assert scene(job) == "H100, 400 GB DRAM, PCIe 25 GB/s, w"
 
 
 def test_a_run_has_the_figures_of_one_on_a_server() -> None:
@@ -105,7 +47,7 @@ def test_a_run_has_the_figures_of_one_on_a_server() -> None:
         "busy_pct": 50.0,
         "failed_programs": 0,
     }
-    found = summarize(loaded(result("a")))
+    found = summarize(loaded(Job("a", "w"), record("a")))
     assert {key: found[key] for key in wanted} == wanted
 
 

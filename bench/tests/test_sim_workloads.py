@@ -13,7 +13,7 @@ from bench.common.workloads import Request
 from bench.sim.load import Seen
 from bench.sim.workloads.recorded import FOLDER_VARIABLE, NAME, records
 from bench.sim.workloads.registry import NAMES, build
-from bench.sim.workloads.shape import CURVES, gaps
+from bench.sim.workloads.shape import Gaps
 from continuum_connector.tools.analysis.foreign import conversations
 
 
@@ -24,24 +24,17 @@ def common(first: list[int], second: list[int]) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_seed_gives_the_same_workload_and_another_seed_another(name: str) -> None:
-    assert build(name, {"seed": 5}) == build(name, {"seed": 5})
-    assert build(name, {"seed": 5}).programs != build(name, {"seed": 6}).programs
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_programs_have_names_of_their_own_and_end_with_a_final_turn(name: str) -> None:
-    programs = build(name, {"programs": 12}).programs
-    assert len({plan.name for plan in programs}) == len(programs)
-    for plan in programs:
+def test_a_workload_is_its_seed_s_and_whole(name: str) -> None:
+    """Names differ, the last turn and no other is final; whoever is waited for exists, and does not
+    wait for whoever waits."""
+    made = build(name, {"programs": 12, "seed": 5})
+    assert made == build(name, {"programs": 12, "seed": 5})
+    assert made.programs != build(name, {"programs": 12, "seed": 6}).programs
+    programs = {plan.name: plan for plan in made.programs}
+    assert len(programs) == len(made.programs)
+    for plan in made.programs:
         assert [turn.is_final for turn in plan.turns].index(True) == len(plan.turns) - 1
         assert all(turn.num_prompt_tokens and turn.answer.length for turn in plan.turns)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_whoever_is_waited_for_exists_and_does_not_wait_for_whoever_waits(name: str) -> None:
-    programs = {plan.name: plan for plan in build(name, {"programs": 12}).programs}
-    for plan in programs.values():
         if plan.after is not None:
             parent, index = plan.after
             assert plan.parent == parent
@@ -101,14 +94,14 @@ def test_a_compaction_keeps_the_system_prompt_and_is_shorter() -> None:
     [("coding", 9, 72), ("person", 127, 1543), ("swe", 0.233, 1.96), ("memoryless", 6.93, 23.0)],
 )
 def test_gaps_have_the_quantiles_of_their_curve(name: str, median: float, p90: float) -> None:
-    rng, drawn = random.Random(1), gaps(name, longest_s=1e9)
+    rng, drawn = random.Random(1), Gaps(name, longest_s=1e9)
     seconds = sorted(drawn.draw(rng)[0] for _ in range(20_000))
     assert seconds[10_000] == pytest.approx(median, rel=0.05)
     assert seconds[18_000] == pytest.approx(p90, rel=0.1)
 
 
 def test_gaps_are_scaled_and_end_at_the_longest() -> None:
-    rng, drawn = random.Random(1), gaps("person", scale=0.1, longest_s=20.0)
+    rng, drawn = random.Random(1), Gaps("person", scale=0.1, longest_s=20.0)
     seconds = sorted(drawn.draw(rng)[0] for _ in range(5_000))
     assert seconds[2_500] == pytest.approx(12.7, rel=0.1)
     assert seconds[-1] == 20.0
@@ -116,16 +109,16 @@ def test_gaps_are_scaled_and_end_at_the_longest() -> None:
 
 def test_of_parallel_tools_the_slowest_is_waited_for() -> None:
     one, many = random.Random(1), random.Random(1)
-    alone = sorted(gaps("coding").draw(one)[0] for _ in range(4_000))
-    together = sorted(gaps("coding", parallel=4).draw(many)[0] for _ in range(4_000))
+    alone = sorted(Gaps("coding").draw(one)[0] for _ in range(4_000))
+    together = sorted(Gaps("coding", parallel=4).draw(many)[0] for _ in range(4_000))
     # the median of the longest of one to four: where q + q^2 + q^3 + q^4 = 2
-    assert together[2_000] == pytest.approx(CURVES["coding"].at(0.713), rel=0.1)
+    assert together[2_000] == pytest.approx(Gaps("coding").at(0.713), rel=0.1)
     assert together[2_000] > alone[2_000]
 
 
 def test_a_tool_s_name_tells_how_long_it_takes() -> None:
     rng = random.Random(1)
-    drawn = [gaps("coding").draw(rng) for _ in range(5_000)]
+    drawn = [Gaps("coding").draw(rng) for _ in range(5_000)]
     fast = [seconds for seconds, tool in drawn if tool == "read"]
     slow = [seconds for seconds, tool in drawn if tool == "test"]
     assert sum(fast) / len(fast) < sum(slow) / len(slow) / 4

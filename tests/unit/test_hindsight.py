@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
-from bench.sim.arms.oracles import Oracle
-from continuum_connector.policy.adaptive import FORESEEN, HOLD_S
+from continuum_connector.forecast import Forecast
+from continuum_connector.policy.adaptive import FORESEEN, HOLD_S, Adaptive
 from continuum_connector.policy.base import FinishedTurn, Pin, Snapshot, name_of
 from continuum_connector.programs.program import Hints
 from continuum_connector.tools.analysis.summary import Stakes
@@ -43,11 +44,13 @@ def worlds(dice: random.Random) -> tuple[FinishedTurn, Snapshot]:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_the_oracle_has_no_regret_beyond_its_grid(seed: int) -> None:
+def test_who_knows_the_gap_has_no_regret_beyond_the_grid(seed: int) -> None:
     dice = random.Random(seed)
     turn, world = worlds(dice)
     gap_s = dice.choice([None, 0.5, 5.0, 50.0, 500.0, 5000.0])
-    decision = Oracle(lambda *_: gap_s, MAX_TTL_S).decide(turn, world).decision
+    gap = Forecast.never() if gap_s is None else Forecast.known(gap_s)
+    knowing = msgspec.structs.replace(turn, gap=gap)
+    decision = Adaptive(MAX_TTL_S).decide(knowing, world).decision
     stakes = Stakes.of(
         {
             "decision": name_of(decision),

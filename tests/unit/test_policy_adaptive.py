@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bench.sim.arms.oracles import Oracle
 from continuum_connector.forecast import EDGES, Forecast
 from continuum_connector.policy import adaptive
 from continuum_connector.policy.adaptive import (
@@ -399,19 +398,17 @@ def test_a_client_that_asks_for_no_time_gets_no_pin(has_tier: bool) -> None:
     assert decision == (Offload() if has_tier else Free())
 
 
-def test_the_oracle_pins_who_is_back_in_time_and_nobody_else() -> None:
-    away = {"p": 5.0}
-    oracle = Oracle(lambda program, now: away.get(program), 60.0)
-    turn, snapshot = finished(prefill_s=9.0), world(price=0.1)
-    assert 5.0 <= ttl(oracle.decide(turn, snapshot)) < 6.0
+def test_who_is_known_to_be_back_in_time_is_pinned_and_nobody_else() -> None:
+    def known(gap: Forecast) -> Choice:
+        return decide(finished(prefill_s=9.0, gap=gap), world(price=0.1))
+
+    assert 5.0 <= ttl(known(Forecast.known(5.0))) < 6.0
     for never_in_time in (9.0, 61.0):
-        away["p"] = never_in_time
-        assert oracle.decide(turn, snapshot).decision == Free()
-    away.clear()
-    assert oracle.decide(turn, snapshot).why == "nobody expects it back"
+        assert known(Forecast.known(never_in_time)).decision == Free()
+    assert known(Forecast.never()).why == "nobody expects it back"
 
 
 @given(st.floats(0.03, 1000))
-def test_no_pin_of_the_oracle_expires(gap_s: float) -> None:
-    choice = Oracle(lambda *_: gap_s, 60.0).decide(finished(prefill_s=9.0), world())
+def test_no_pin_of_a_known_gap_expires(gap_s: float) -> None:
+    choice = decide(finished(prefill_s=9.0, gap=Forecast.known(gap_s)), world())
     assert not isinstance(choice.decision, Pin) or choice.decision.ttl_s >= gap_s

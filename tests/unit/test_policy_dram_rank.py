@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.sim.arms.oracles import Oracle
 from continuum_connector.forecast import EDGES, Forecast
 from continuum_connector.policy.adaptive import Adaptive
 from continuum_connector.policy.base import Resident
@@ -73,19 +72,6 @@ def test_a_sure_return_in_an_hour_leaves_before_a_likely_one_in_a_second() -> No
 def test_where_nothing_is_known_the_least_recently_used_leaves_first() -> None:
     unknown = [resident(f"{age} s ago", last_used=NOW - age) for age in (1.0, 90.0, 5.0)]
     assert first_out(*unknown) == ["90.0 s ago", "5.0 s ago", "1.0 s ago"]
-
-
-def test_the_oracle_drops_who_never_returns_then_the_furthest() -> None:
-    away = {"soon": 1.0, "late": 500.0}
-    oracle = Oracle(lambda program, now: away.get(program), 60.0)
-    assert first_out(
-        resident("soon"),
-        resident("never"),
-        resident("late"),
-        resident("soon", queueing_s=100.0),
-        resident("queueing", is_waiting=True, queueing_s=10.0),
-        policy=oracle,
-    ) == ["never", "late", "soon", "queueing", "soon"]
 
 
 @given(forecasts(), st.floats(0, 1e5))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.sim.hardware import GPUS, MODELS, machine
-from bench.sim.step_time import step_seconds
+from bench.sim.hardware import GPUS, MODELS, machine, step_seconds
 from continuum_connector.costs import (
     GENERATIONS,
     KNOWN,

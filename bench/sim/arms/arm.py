@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 
     from bench.sim.engine import Engine
 
-# Program's name, now -> seconds until its next turn arrives; None if there is none. Raises
-# LookupError if nobody knows.
-Away = Callable[[str, float], float | None]
-
 
 @dataclass(frozen=True)
 class Asking:
@@ -48,7 +44,7 @@ def by_program(asking: Asking) -> int:
 @dataclass(frozen=True)
 class LabArm(Arm):
     """`transfer` builds vLLM's KV transfer config; `worker` what copies; `prepare` may set the
-    engine up further: our clock, an oracle's knowledge. `args` are the fields a client sends along;
+    engine up further: our clock, our prior. `args` are the fields a client sends along;
     `machine` replaces the machine, for arms that no machine could run; `needs_disk`: it is nothing
     of its own without one."""
 
@@ -56,7 +52,7 @@ class LabArm(Arm):
     worker: Callable[[Engine, Bus], Worker] = lambda engine, bus: Worker(bus)
     priority: Callable[[Asking], int] = no_priority
     args: Callable[[Asking], dict[str, Any] | None] = lambda asking: None
-    prepare: Callable[[Engine, Away], None] = lambda engine, away: None
+    prepare: Callable[[Engine], None] = lambda engine: None
     machine: Callable[[Machine, Workload], Machine] = lambda machine, workload: machine
     scheduling: str = "fcfs"
     needs_disk: bool = False

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.common.arms import Role
 from bench.common.plans import Workload
-from bench.sim.arms.arm import Asking, Away, LabArm, connector
+from bench.sim.arms.arm import Asking, LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
 from bench.sim.workers import OurWorker, Worker
 from continuum_connector.costs import Shape, device_named, prefill_prior
 from continuum_connector.policy.adaptive import Adaptive
-from continuum_connector.policy.base import RetentionPolicy
 from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.worker.disk import blocks_per_slot
 
@@ -74,26 +73,13 @@ def without_tools(asking: Asking) -> dict[str, Any]:
     return our_args(replace(asking, program=replace(asking.program, says_tools=False)))
 
 
-def set_up(engine: Engine, away: Away) -> None:
+def set_up(engine: Engine) -> None:
     """Our clock is the engine's, and our prior that of the lab's GPU and model, by data sheets:
     what vLLM says of them is for the CPU and the tiny model that the lab pretends to serve with."""
     engine.connector.set_clock(engine.clock)
-    gpu, model, tp = engine.machine.gpu, engine.machine.model, engine.machine.tp
-    shape = Shape(model.token_flops / tp, model.pair_flops / tp, model.weight_bytes / tp)
+    gpu, model = engine.machine.gpu, engine.machine.model
+    shape = Shape(model.token_flops, model.pair_flops, model.weight_bytes)
     engine.connector.costs.assume(prefill=prefill_prior(shape, device_named(gpu.name)))
-
-
-def deciding(make: Callable[[Engine, Away], RetentionPolicy]) -> Callable[[Engine, Away], None]:
-    """`prepare` for an arm that has a server of ours, whose order its own policy gave it, but
-    another who decides."""
-
-    def prepare(engine: Engine, away: Away) -> None:
-        set_up(engine, away)
-        hinted = engine.connector.side.decider.policy
-        hinted.policy = make(engine, away)
-        hinted.reads = hinted.policy.reads
-
-    return prepare
 
 
 class FixedTtlRanked(FixedTtl):
@@ -102,9 +88,12 @@ class FixedTtlRanked(FixedTtl):
     dram_rank = Adaptive.dram_rank
 
 
-def _fixed_ttl(engine: Engine, away: Away) -> RetentionPolicy:
-    config = engine.connector.config
-    return FixedTtlRanked(config.ttl_s, config.max_ttl_s)
+def _rank_as_adaptive(engine: Engine) -> None:
+    """Another decides, on a server whose order its own policy, adaptive, gave it."""
+    set_up(engine)
+    config, hinted = engine.connector.config, engine.connector.side.decider.policy
+    hinted.policy = FixedTtlRanked(config.ttl_s, config.max_ttl_s)
+    hinted.reads = hinted.policy.reads
 
 
 def ours(
@@ -158,10 +147,9 @@ OURS = (
         args=without_tools,
     ),
     ours("lru_offload", "ours, everything to DRAM, least recently used leaves"),
-    ours("program_order", "ours, order only"),
 )
-# What one part of adaptive is worth: it without the part, or another policy with it. The other
-# two such arms are `fixed_ttl`, whose DRAM goes by last use, and `oracle`, which has true gaps.
+# What one part of adaptive is worth: it without the part, or another policy with it. Another such
+# arm is `fixed_ttl`, whose DRAM goes by last use.
 PARTS = (
     ours("adaptive", "adaptive without pins", name="no-pins", max_pinned_fraction=0.0),
     ours("adaptive", "adaptive in vLLM's order", name="no-order", max_head_start_s=0),
@@ -187,6 +175,6 @@ PARTS = (
     ),
     replace(
         ours("adaptive", "fixed_ttl with adaptive's order in DRAM", name="fixed_ttl-dram-order"),
-        prepare=deciding(_fixed_ttl),
+        prepare=_rank_as_adaptive,
     ),
 )

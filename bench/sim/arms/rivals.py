@@ -1,11 +1,14 @@
-"""Rivals: what a server without us could run, with vLLM's own classes."""
+"""Rivals: what a server without us could run, with vLLM's own classes; and `infinite`, which shows
+what more memory could still gain."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bench.sim.arms.arm import Away, LabArm, by_program, connector
+from bench.common.arms import Role
+from bench.common.plans import Workload
+from bench.sim.arms.arm import LabArm, by_program, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
 from bench.sim.rival_workers import OffloadingWorker, SimpleWorker, TieringWorker
@@ -63,7 +66,7 @@ def _tiering_worker(engine: Engine, bus: Bus) -> Worker:
     return TieringWorker(bus, engine.machine.block_bytes, disk=engine.disk)
 
 
-def _use_disk(engine: Engine, away: Away) -> None:
+def _use_disk(engine: Engine) -> None:
     (tier,) = engine.connector.connector_scheduler.manager.secondary_tiers
     tier.use(engine.disk, engine.clock)
 
@@ -83,3 +86,29 @@ _BASES = (
     ),
 )
 RIVALS = tuple(arm for base in _BASES for arm in (base, in_order(base)))
+
+
+def _room_for_all(machine: Machine, workload: Workload) -> Machine:
+    """VRAM in which nothing is ever evicted: the last block of each text is a partial one."""
+    ends: dict[int, int] = {}
+    num_turns = 0
+    for program in workload.programs:
+        for turn in program.turns:
+            num_turns += 1
+            for span in (*turn.prompt, turn.answer):
+                end = span.start + span.length
+                ends[span.stream] = max(ends.get(span.stream, 0), end)
+    room = sum(ends.values()) + 2 * machine.block_size * (num_turns + len(ends))
+    states = machine.held_tokens(0)  # of a turn: one kept at its end, another it runs with
+    room += num_turns * (2 + machine.model.num_drafts) * states
+    return replace(machine, kv_tokens=max(machine.kv_tokens, 2 * room))
+
+
+INFINITE = LabArm(
+    "infinite",
+    "plain vLLM with VRAM for everything, priority = the program's arrival",
+    role=Role.ORACLE,
+    priority=by_program,
+    scheduling="priority",
+    machine=_room_for_all,
+)

@@ -1,12 +1,13 @@
 """What the lab makes up: agents, people, single requests; programs that share a long beginning,
-summarise themselves, or send out others."""
+summarise themselves, or send out others; and the published sweep's, which was made up there."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import replace
 
-from bench.common.plans import ProgramPlan, Span, Streams, Talk, Workload
+from bench.common.plans import ProgramPlan, Span, Streams, Talk, TurnPlan, Workload
+from bench.common.workloads import SHARED, TOOL_S, TURNS, WINDOW_S, poisson
 from bench.sim.workloads.shape import Shape
 
 FORKS = 4  # programs that share a beginning
@@ -22,6 +23,29 @@ SINGLES = 0.2  # of the programs are single requests
 # all reuses, and a memory without bounds finds 54 % of the prompts. Lengths are made up.
 API_PROMPTS, API_POPULAR, API_CALLED = 200, 0.1, 0.77
 API_SHARED = 0.63  # of a prompt: with 1,200 calls, of which 200 are a prompt's first, 54 % is found
+
+
+def eight_turns(
+    rate: float, seed: int = 42, tool_s: float = TOOL_S, window_s: float = WINDOW_S
+) -> Workload:
+    """The published sweep's: eight turns, unique text, tools of half a second; `rate` programs per
+    second, which arrive for `window_s`."""
+    streams = Streams()
+    system = Span(streams.new(), SHARED)
+    programs = tuple(
+        ProgramPlan(f"p{i}", _turns(system, streams, tool_s), arrived)
+        for i, arrived in enumerate(poisson(rate, window_s, seed))
+    )
+    return Workload(f"eight_turns rate={rate:g}", programs)
+
+
+def _turns(system: Span, streams: Streams, tool_s: float) -> tuple[TurnPlan, ...]:
+    first, *later = TURNS
+    talk = Talk(streams, (system,))
+    talk.turn(first.num_new - SHARED, first.num_answer, tool="tool")
+    for each in later:
+        talk.turn(each.num_new, each.num_answer, tool_s, "tool")
+    return talk.turns()
 
 
 def agents(shape: Shape) -> Workload:

@@ -1,5 +1,5 @@
 """Chats of which equal hash ids are equal text, whoever's it is: Mooncake's hour of a service, and
-whatever file has such ids.
+whatever file has such ids; and any trace that somebody has.
 
 A record is one request: `timestamp`, `input_length`, `output_length`, `hash_ids`: one per block of
 the prompt. Who asked Mooncake is not recorded: a request that goes on where another's prompt ended
@@ -11,20 +11,27 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from bench.common.plans import Span, TurnPlan, Workload
-from bench.sim.workloads.recorded import Replay, records
+from bench.common.workloads import read_requests
+from bench.sim.workloads.recorded import Replay, records, sessions
 from continuum_connector.tools.analysis.foreign import (
     TOKEN_S,
     Chats,
     Conversation,
     conversations,
 )
+from continuum_connector.tools.analysis.foreign import (
+    chats as chats_of,
+)
 
 NAME = "mooncake.jsonl.gz"
 SOURCE = "https://github.com/kvcache-ai/Mooncake (FAST25-release/traces, Apache-2.0)"
 BLOCK = 512
+RECORDED = "recorded"
 ANSWERS = 1 << 32  # streams of answers, which no prompt repeats token by token
 
 
@@ -76,3 +83,27 @@ def _prompt(
             left -= length
     if left:
         yield Span(next(numbers), left)
+
+
+@dataclass(frozen=True)
+class Recording(Replay):
+    """`file`: a trace, or a folder of such (tools/analysis/foreign.py says of what formats)."""
+
+    file: str = ""
+
+
+def recorded(recording: Recording) -> Workload:
+    """Programs of the file, picked by its seed: of chats with hash ids those that follow each
+    other, so that what they have in common is found. What the file does not say is in the note."""
+    path = Path(recording.file)
+    requests, note = read_requests(path)
+    own = chats_of(path) if path.is_file() else None
+    if own is None:
+        found = sessions(RECORDED, requests, recording)
+    else:
+        numbers: dict[object, int] = {}  # ids may be anything
+        for one in (one for talk in own.talks for one in talk):
+            one["hash_ids"] = [numbers.setdefault(each, len(numbers)) for each in one["hash_ids"]]
+        own.talks.sort(key=lambda talk: talk[0]["timestamp"])
+        found = played(RECORDED, own, recording)
+    return replace(found, note=f"{found.note}; {note}") if note else found

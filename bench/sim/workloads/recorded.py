@@ -1,4 +1,5 @@
-"""Recorded sessions, sub-agents included, replayed turn by turn: Claude Code's, or anybody's.
+"""Recorded sessions, sub-agents included, replayed turn by turn: Claude Code's, or anybody's; and
+SWE-smith's trajectories of a coding agent, each played by many programs.
 
 Fewer blocks in common with the lane's request before than that one had: a compaction or a fork.
 """
@@ -12,13 +13,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from msgspec import structs
+
 from bench.common.plans import ProgramPlan, Streams, Talk, TurnPlan, Workload
 from bench.common.workloads import BLOCK, Line, Request, lanes, lines
+from bench.sim.workloads.shape import Gaps
 
 FOLDER_VARIABLE = "CONTINUUM_TRACES"
 COMMITTED = Path(__file__).resolve().parents[1] / "traces"  # parts of them, see README.md there
 NAME = "claude-code.jsonl.gz"
 SOURCE = "https://github.com/callanjfox/kv-cache-tester (Apache-2.0)"
+SWE = "swe-smith.jsonl.gz"
+SWE_SOURCE = "https://swesmith.com (trajectories, written by continuum convert)"
 Lane = list[Request]
 
 
@@ -55,7 +61,6 @@ class Replay:
     longest_s: float = 300.0
     says_final: bool = True
     says_tools: bool = True
-    says_program: bool = True
     seed: int = 1
 
     @property
@@ -71,7 +76,6 @@ class Replay:
             *(name, tuple(turns), arrival_s),
             says_final=self.says_final,
             says_tools=self.says_tools,
-            says_program=self.says_program,
         )
 
 
@@ -146,3 +150,33 @@ def lane_turns(lane: Lane, replay: Replay, streams: Streams) -> list[TurnPlan]:
         talk.turn(num_new, round(record.out * replay.scale), gap_s, "tool" if is_tool else "")
         blocks = record.inp // BLOCK
     return list(talk.turns())
+
+
+@dataclass(frozen=True)
+class Slots(Replay):
+    """`slots`: so many programs at a time, of which each is followed by another when it ends; 0:
+    they arrive whoever has ended."""
+
+    slots: int = 0
+
+
+def swe(said: Slots) -> Workload:
+    """Programs of which each plays one trajectory, picked by the seed, with text of its own.
+
+    A trajectory has messages and no clock. Its lengths are estimated (traces/README.md), and the
+    pauses are drawn: of the mean and spread that the Continuum paper measured for mini-swe-agent's
+    tools on SWE-bench (its table 2: 0.925 s +- 3.55 s), log-normal, which is an assumption.
+    """
+    rng, streams = random.Random(f"swe {said.seed}"), Streams()
+    every = list(lanes(records(SWE, SWE_SOURCE, Request)).values())
+    pauses = Gaps("swe", longest_s=said.longest_s)
+    programs = []
+    for index in range(said.programs):
+        asked = rng.choice(every)[: said.turns]
+        lane = [structs.replace(each, think=pauses.draw(rng)[0]) for each in asked]
+        plan = said.plan(f"swe{index}", lane_turns(lane, said, streams), rng.random())
+        if said.slots and index >= said.slots:
+            before = programs[index - said.slots]
+            plan = replace(plan, arrival_s=0.0, after=(before.name, len(before.turns) - 1))
+        programs.append(plan)
+    return Workload("swe", tuple(programs), f"{said.note}; pauses drawn (swe)")

@@ -8,21 +8,19 @@ from typing import Any
 
 from bench.common.plans import Workload
 from bench.sim.load import stretched
-from bench.sim.workloads.eight_turns import eight_turns
 from bench.sim.workloads.made_up import (
     agents,
     api_calls,
     compactions,
+    eight_turns,
     forks,
     mixed,
     no_reuse,
     subagents,
 )
-from bench.sim.workloads.mooncake import mooncake
-from bench.sim.workloads.own import RECORDED, Recording, recorded
-from bench.sim.workloads.recorded import Replay, claude_code
+from bench.sim.workloads.mooncake import RECORDED, Recording, mooncake, recorded
+from bench.sim.workloads.recorded import Replay, Slots, claude_code, swe
 from bench.sim.workloads.shape import Shape
-from bench.sim.workloads.swe import Slots, swe
 
 EIGHT_TURNS = "eight_turns"
 _LAID_OUT: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
@@ -44,9 +42,6 @@ _LAID_OUT: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
     ),
 }
 NAMES = tuple(_LAID_OUT)
-_OF_FILE: dict[str, tuple[type, Callable[[Any], Workload], str]] = {
-    RECORDED: (Recording, recorded, "recorded: a trace of your own"),  # --workload FILE
-}
 WORKLOADS = {
     EIGHT_TURNS: "the published sweep's: 8 turns, 92 to 13,193 tokens, tools of 0.5 s, for 45 s",
     **{name: what for name, (_, _, what) in _LAID_OUT.items()},
@@ -56,7 +51,7 @@ WORKLOADS = {
 def build(name: str, parameters: Mapping[str, Any]) -> Workload:
     """Return the workload `name` with these fields of its Shape or Replay; arrivals lie within
     one second, to be stretched (load.py). Raises ValueError for an unknown name or field."""
-    known_names = _LAID_OUT | _OF_FILE
+    known_names = {**_LAID_OUT, RECORDED: (Recording, recorded, "")}  # --workload FILE
     if name not in known_names:
         raise ValueError(f"no workload {name!r}; there are {', '.join(NAMES)}")
     kind, lay_out, _ = known_names[name]

@@ -9,7 +9,6 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 from bench.common.plans import ProgramPlan, Talk, TurnPlan
 
@@ -17,21 +16,8 @@ TOOLS = ("read", "edit", "search", "bash", "test")  # made up; from the fastest 
 NAME_TELLS = 0.8  # how often a call's name is that of its own fifth of the gaps; else any name
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Gaps by their quantiles: (share back by then, seconds), log-linear between two points."""
-
-    name: str
-    what: str
-    points: tuple[tuple[float, float], ...]
-
-    def at(self, share: float) -> float:
-        """Seconds by which `share` of the programs are back."""
-        shares = [each for each, _ in self.points]
-        above = min(max(bisect_right(shares, share), 1), len(shares) - 1)
-        (q0, low), (q1, high) = self.points[above - 1], self.points[above]
-        return float(low * (high / low) ** ((share - q0) / (q1 - q0)))
-
+# How long programs are away, by quantiles: (share back by then, seconds); in between log-linear.
+Curve = tuple[tuple[float, float], ...]
 
 _CODING = (  # tool gaps of 423 Claude Code sessions (workloads/recorded.py)
     *((0.0, 2.0), (0.1, 4.0), (0.25, 5.0), (0.5, 9.0), (0.75, 19.0)),
@@ -40,13 +26,13 @@ _CODING = (  # tool gaps of 423 Claude Code sessions (workloads/recorded.py)
 _SHARES = (0.001, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
 
 
-def _drawn(second_at: Callable[[float], float]) -> tuple[tuple[float, float], ...]:
+def _drawn(second_at: Callable[[float], float]) -> Curve:
     """The points of a distribution, whose rarest gap is the one of one in ten thousand."""
     points = tuple((share, second_at(share)) for share in _SHARES)
     return (*points, (1.0, points[-1][1]))
 
 
-def _lognormal(mean_s: float, sd_s: float) -> tuple[tuple[float, float], ...]:
+def _lognormal(mean_s: float, sd_s: float) -> Curve:
     spread = math.log1p((sd_s / mean_s) ** 2)
     middle = NormalDist(math.log(mean_s) - spread / 2, math.sqrt(spread))
     return _drawn(lambda share: math.exp(middle.inv_cdf(share)))
@@ -56,51 +42,48 @@ _PERSON = (  # between a person's messages, same sessions
     *((0.0, 8.0), (0.1, 16.0), (0.25, 40.0), (0.5, 127.0), (0.75, 409.0)),
     *((0.9, 1543.0), (1.0, 1543.0)),
 )
-CURVES = {
-    curve.name: curve
-    for curve in (
-        Curve("constant", "every tool takes half a second", ((0.0, 0.5), (1.0, 0.5))),
-        Curve("fast", "half a second, little spread", ((0.0, 0.35), (0.5, 0.5), (1.0, 0.7))),
-        Curve("slow", "five seconds, little spread", ((0.0, 3.5), (0.5, 5.0), (1.0, 7.0))),
-        Curve("coding", "coding agents: median 9 s, P95 168 s", _CODING),
-        Curve("person", "people: median 127 s", _PERSON),
-        # the Continuum paper's table 2: mini-swe-agent on SWE-bench
-        Curve(
-            "swe", "SWE-bench's tools: mean 0.9 s, one in a hundred 11 s", _lognormal(0.925, 3.55)
-        ),
-        # whoever was away long is no likelier to come than whoever has just gone
-        Curve("memoryless", "mean 10 s", _drawn(lambda share: -10.0 * math.log1p(-share))),
-    )
+CURVES: dict[str, Curve] = {
+    "fast": ((0.0, 0.35), (0.5, 0.5), (1.0, 0.7)),  # half a second, little spread
+    "slow": ((0.0, 3.5), (0.5, 5.0), (1.0, 7.0)),  # five seconds, little spread
+    "coding": _CODING,
+    "person": _PERSON,
+    # the Continuum paper's table 2: mini-swe-agent on SWE-bench
+    "swe": _lognormal(0.925, 3.55),
+    # mean 10 s; whoever was away long is no likelier to come than whoever has just gone
+    "memoryless": _drawn(lambda share: -10.0 * math.log1p(-share)),
 }
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """Draws gaps from a curve. `scale`: seconds here per real second; `longest_s`: what is longer
-    takes this long (after scaling); `parallel`: up to so many tools are called at once, the
-    slowest of which is waited for."""
+    """Draws gaps from the curve of that name. `scale`: seconds here per real second; `longest_s`:
+    what is longer takes this long (after scaling); `parallel`: up to so many tools are called at
+    once, the slowest of which is waited for."""
 
-    curve: Curve
+    curve: str
     scale: float = 1.0
     longest_s: float = 300.0
     parallel: int = 1
+
+    def at(self, share: float) -> float:
+        """Real seconds by which `share` of the programs are back."""
+        points = CURVES[self.curve]
+        shares = [each for each, _ in points]
+        above = min(max(bisect_right(shares, share), 1), len(shares) - 1)
+        (q0, low), (q1, high) = points[above - 1], points[above]
+        return float(low * (high / low) ** ((share - q0) / (q1 - q0)))
 
     def draw(self, rng: random.Random) -> tuple[float, str]:
         """Return a gap in seconds and the name of the tool that took it."""
         share = max(rng.random() for _ in range(rng.randint(1, self.parallel)))
         tells = rng.random() < NAME_TELLS
         tool = TOOLS[int(share * len(TOOLS))] if tells else rng.choice(TOOLS)
-        return min(self.curve.at(share) * self.scale, self.longest_s), tool
+        return min(self.at(share) * self.scale, self.longest_s), tool
 
     @property
     def note(self) -> str:
         """What is not as in reality, "" if nothing."""
         return f"gaps times {self.scale:g}" if self.scale != 1.0 else ""
-
-
-def gaps(name: str, scale: float = 1.0, longest_s: float = 300.0, parallel: int = 1) -> Gaps:
-    """Return the gaps of a regime by its name; raises KeyError for an unknown one."""
-    return Gaps(CURVES[name], scale, longest_s, parallel)
 
 
 @dataclass(frozen=True)
@@ -131,13 +114,7 @@ class Shape:
 
     @property
     def gap(self) -> Gaps:
-        return gaps(self.gaps, self.gap_scale, self.longest_s, self.parallel)
-
-    @property
-    def says(self) -> dict[str, Any]:
-        """What clients tell, as arguments of ProgramPlan."""
-        names = ("says_final", "says_tools", "says_program")
-        return {name: getattr(self, name) for name in names}
+        return Gaps(self.gaps, self.gap_scale, self.longest_s, self.parallel)
 
     def arrivals(self, rng: random.Random, count: int | None = None) -> list[float]:
         """Moments of a second, as a Poisson process that is known to have this many has them;
@@ -145,7 +122,13 @@ class Shape:
         return sorted(rng.random() for _ in range(self.programs if count is None else count))
 
     def program(self, name: str, turns: tuple[TurnPlan, ...], arrival_s: float) -> ProgramPlan:
-        return ProgramPlan(name, turns, arrival_s, **self.says)
+        """A program that tells the server as much as here is said."""
+        return ProgramPlan(
+            *(name, turns, arrival_s),
+            says_final=self.says_final,
+            says_tools=self.says_tools,
+            says_program=self.says_program,
+        )
 
     def about(self, rng: random.Random, mean: float) -> int:
         """An integer between half of `mean` and one and a half of it."""

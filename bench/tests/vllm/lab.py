@@ -7,7 +7,7 @@ from bench.sim.arms import ARMS
 from bench.sim.hardware import Machine, machine
 from bench.sim.job import RunRecord
 from bench.sim.lab import Lab
-from bench.sim.workloads.eight_turns import eight_turns
+from bench.sim.workloads.made_up import eight_turns
 
 PATIENCE_S = 60.0  # of virtual time, for copies under way and pins that nobody comes back to
 

@@ -40,17 +40,6 @@ class Recording:
     pin_ends: dict[str, list[str]]
 
 
-@dataclass
-class _Turn:
-    program: str
-    number: int
-    arrived: float
-    num_prompt: int
-    num_tokens: int
-    tool: str
-    is_final: bool
-
-
 def recorded(path: Path) -> Recording:
     """Read a trace. Raises ValueError if it has no start, or no turn that ended."""
     return recording(json.loads(line) for line in path.read_text().splitlines() if line)
@@ -61,7 +50,7 @@ def recording(records: Iterable[Record]) -> Recording:
     start: Record | None = None
     arrived: dict[tuple[str, int], Record] = {}
     hits: dict[tuple[str, int], Record] = {}
-    turns: dict[str, list[_Turn]] = {}
+    turns: dict[str, list[tuple[Record, Record]]] = {}  # how each came, and was decided
     decided: dict[tuple[str, int], Decided] = {}
     pin_ends: dict[str, list[str]] = {}
     for record in records:
@@ -77,48 +66,36 @@ def recording(records: Iterable[Record]) -> Recording:
             case "decision":
                 key = record["program"], record["turn"]
                 if key in arrived and key in hits and not record["aborted"]:
-                    turns.setdefault(key[0], []).append(_turn(arrived[key], record))
+                    turns.setdefault(key[0], []).append((arrived[key], record))
                     found = hits[key]
                     decided[key] = Decided(
                         found["vram"], found["dram"], record["decision"], record["then"]
                     )
     if start is None or not turns:
         raise ValueError("the trace has no start record or no turn that ended, so nothing to play")
-    began = min(first.arrived for first, *_ in turns.values())
+    began = min(first["now"] for (first, _), *_ in turns.values())
     streams = Streams()
     programs = tuple(_program(each, began, streams) for each in turns.values())
     return Recording(start, Workload("recorded", programs), decided, pin_ends)
 
 
-def _turn(arrived: Record, decision: Record) -> _Turn:
-    said = {hint["hint"]: hint.get("value") for hint in decision.get("hints", ())}
-    tools = decision["known"]["tools"]
-    return _Turn(
-        decision["program"],
-        decision["turn"],
-        arrived["now"],
-        arrived["tokens"],
-        decision["tokens"],
-        tools[0] if tools else "",
-        bool(said.get("final")),
-    )
-
-
-def _program(turns: Sequence[_Turn], began: float, streams: Streams) -> ProgramPlan:
+def _program(turns: Sequence[tuple[Record, Record]], began: float, streams: Streams) -> ProgramPlan:
     """A plan whose turns arrive when they did, or when the one before is answered if later."""
     stream, known, plans = streams.new(), 0, []
-    for turn in turns:
-        if turn.num_prompt < known:  # it does not go on where the last one ended
+    for arrived, decision in turns:
+        num_prompt, tools = arrived["tokens"], decision["known"]["tools"]
+        if num_prompt < known:  # it does not go on where the last one ended
             stream = streams.new()
-        known = turn.num_tokens
-        answer = Span(stream, turn.num_tokens - turn.num_prompt, start=turn.num_prompt)
+        known = decision["tokens"]
+        said = {hint["hint"]: hint.get("value") for hint in decision.get("hints", ())}
         plans.append(
             TurnPlan(
-                (Span(stream, turn.num_prompt),),
-                answer,
-                tool=turn.tool,
-                is_final=turn.is_final,
-                at_s=turn.arrived - began,
+                (Span(stream, num_prompt),),
+                Span(stream, known - num_prompt, start=num_prompt),
+                tool=tools[0] if tools else "",
+                is_final=bool(said.get("final")),
+                at_s=arrived["now"] - began,
             )
         )
-    return ProgramPlan(turns[0].program, tuple(plans), turns[0].arrived - began)
+    first, decided = turns[0]
+    return ProgramPlan(decided["program"], tuple(plans), first["now"] - began)

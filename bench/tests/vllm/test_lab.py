@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from bench.sim.arms import ARMS
 from bench.sim.hardware import machine
 from bench.sim.job import RunRecord
 from bench.sim.lab import Lab, StuckError
-from bench.sim.workloads.eight_turns import eight_turns
+from bench.sim.workloads.made_up import eight_turns
 from bench.tests.vllm.lab import mean_jct_s, play, small_machine, small_workload
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,12 +46,6 @@ def test_a_run_repeats_exactly_in_another_process(tmp_path: Path) -> None:
         check=True,
     )
     assert msgspec.json.decode(written.read_bytes(), type=RunRecord) == here
-
-
-@pytest.mark.parametrize("arm", ["stock", "simple", "offloading", "oracle"])
-def test_a_run_repeats_exactly(arm: str) -> None:
-    first, again = (play(arm, small_workload(), small_machine()) for _ in range(2))
-    assert without_wall(first) == without_wall(again)
 
 
 def test_program_order_is_what_the_published_overload_lacks() -> None:
@@ -131,48 +124,3 @@ def test_a_turn_that_never_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     workload = Workload("too long", (ProgramPlan("giant", (turn(1),)),))
     with pytest.raises(StuckError, match="giant/0"):
         Lab(machine("H100", kv_tokens=256), ARMS["stock"], workload).play()
-
-
-def test_an_oracle_knows_when_a_program_comes_back() -> None:
-    plan = ProgramPlan("p", (turn(1), turn(2, gap_s=3.0)), arrival_s=5.0)
-    lab = Lab(machine("H100"), ARMS["stock"], Workload("one", (plan,)))
-    seen = []
-    lab.agenda.put(6.0, lambda: seen.append(lab.away("p", lab.clock.now)))
-    assert lab.away("p", 0.0) == 0.0  # its first turn has no gap before it
-    lab.play()
-    assert seen == [pytest.approx(lab.turns[1].arrived - 6.0, abs=0.1)]
-    assert lab.away("p", lab.clock.now) is None
-
-
-def test_an_oracle_knows_that_a_turn_does_not_come_before_its_time() -> None:
-    late = TurnPlan((Span(2, 300),), Span(2, 10, start=300), gap_s=1.0, at_s=9.0)
-    lab = Lab(machine("H100"), ARMS["stock"], Workload("one", (ProgramPlan("p", (turn(1), late)),)))
-    lab._running["p"].next_turn = 1
-    assert lab.away("p", 4.0) == 5.0
-    assert lab.away("p", 8.5) == 1.0
-
-
-def test_nobody_knows_when_those_that_a_turn_joins_will_be_done() -> None:
-    lab = Lab(machine("H100"), ARMS["stock"], FAMILY)
-    asked: list[object] = []
-
-    def ask() -> None:
-        try:
-            asked.append(lab.away("parent", lab.clock.now))
-        except LookupError as error:
-            asked.append(error)
-
-    lab.agenda.put(1.0, ask)  # the child has begun, or is about to
-    lab.play()
-    assert [type(each) for each in asked] == [LookupError]
-    lab._running["parent"].next_turn = 1
-    assert lab.away("parent", 9.0) == 0.25
-
-
-def test_an_oracle_plays_programs_that_do_not_name_themselves() -> None:
-    """Nobody knows of whom the server speaks, so it forecasts as adaptive does."""
-    whole = small_workload()
-    silent = tuple(replace(p, says_program=False, says_final=False) for p in whole.programs)
-    workload = Workload(whole.name, silent)
-    records = [play(arm, workload, small_machine()) for arm in ("oracle", "adaptive")]
-    assert records[0].jct_s == records[1].jct_s

@@ -90,7 +90,7 @@ def test_a_run_repeats_exactly_in_a_process_that_ran_others(arm: str) -> None:
     assert msgspec.structs.replace(first, wall_s=again.wall_s) == again
 
 
-@pytest.mark.parametrize("arm", ["simple", "offloading", "adaptive", "oracle"])
+@pytest.mark.parametrize("arm", ["simple", "offloading", "adaptive"])
 def test_an_arm_lets_go_of_every_block_of_every_group(arm: str) -> None:
     lab = Lab(on(num_blocks=40), ARMS[arm], workload())
     lab.play()

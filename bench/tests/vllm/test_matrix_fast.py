@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("tomllib")  # Python 3.11
 
-from bench.common.arms import OURS, STOCK, Role
-from bench.sim.arms import ARMS, role_of
+from bench.common.arms import OURS, STOCK
 from bench.sim.cells import load_matrix
 from bench.sim.job import Result
 from bench.sim.matrix import job, judge, play
@@ -36,10 +35,3 @@ def test_what_holds_today(name: str) -> None:
     best_s = min(found.mean_s[rival] for rival in RIVALS)
     assert found.to_stock <= to_stock, found.mean_s
     assert found.mean_s[OURS] / best_s <= to_rivals, found.mean_s
-
-
-def test_the_matrix_knows_which_arms_are_no_rivals() -> None:
-    assert [arm for arm in ARMS if role_of(arm) is Role.OURS] == [OURS]
-    assert role_of(STOCK) is role_of("paper") is Role.RIVAL
-    assert role_of("lru_offload") is role_of("fixed_ttl-dram-order") is Role.RELATED
-    assert role_of("oracle") is role_of("infinite") is Role.ORACLE

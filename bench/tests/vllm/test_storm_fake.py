@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.sim.agenda import Clock
+from bench.sim.clock import Clock
 from bench.storm import __main__ as command
 from bench.storm import front, virtual
 from bench.storm.agents import Force
