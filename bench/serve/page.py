@@ -1,13 +1,15 @@
 """The page: result folders as one HTML file that needs nothing else: no script, font or picture.
 
 What was run, what stands against believing it, then a table per point; of several points one of
-mean JCT and one of tokens computed. Numbers are those of summary.py and compare.py.
+mean JCT and one of tokens computed, and lines where only the load differs. Numbers are those of
+summary.py and compare.py.
 """
 
 from __future__ import annotations
 
 import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -30,6 +32,7 @@ NOTHING = "No run got as far as its first answer, so there is nothing to compare
 STATES = {"done": "done", "interrupted": "interrupted", "running": "never ended",
           "cannot_run": "could not run", "died": "died"}  # fmt: skip
 OVERVIEW = {"jct_mean_s": "Mean JCT", "computed_tokens": "Prompt tokens computed"}
+FOUND = {"hit_vram_tokens": "#0066a8", "hit_dram_tokens": "#7fc4ee", "computed_tokens": "#9aa2ab"}
 STYLE = """
 :root { color-scheme: light dark; }
 body { margin: 0 auto; padding: 2rem 1.5rem 4rem; max-width: 1080px; font: 15px/1.5 system-ui, sans-serif; }
@@ -39,7 +42,7 @@ dd { margin: 0; min-width: 0; } pre { overflow-x: auto; } .wide { overflow-x: au
 table { border-collapse: collapse; font-size: .84rem; font-variant-numeric: tabular-nums; width: 100%; }
 th, td { text-align: right; padding: .25rem .4rem; border-bottom: 1px solid #8886; }
 th:first-child, td:first-child { text-align: left; } td small { display: block; white-space: nowrap; }
-.ours, .best { font-weight: 700; }
+.ours, .best { font-weight: 700; } .bar { display: flex; height: .7rem; min-width: 9rem; }
 """  # noqa: E501
 
 
@@ -144,6 +147,8 @@ def _table(head: Iterable[str], rows: Iterable[tuple[str, Iterable[str]]]) -> st
 def _point(point: Point) -> Iterator[str]:
     """A row per arm; below a figure its ratio to the first arm's, with its interval."""
     keys, base = shown(point.columns), point.columns[0]
+    by_tier = {arm: [c.figure(key) for key in FOUND] for arm, c in point.arms.items()}
+    most = max((sum(found) for found in by_tier.values() if not math.isnan(sum(found))), default=0)
 
     def row(arm: str) -> Iterator[str]:
         column = point.arms[arm]
@@ -151,8 +156,12 @@ def _point(point: Point) -> Iterator[str]:
         yield from (f"<td>{_cell(base, column, key)}</td>" for key in keys)
         same = "-" if column is base else str(sameness(base, column))
         yield f"<td>{escape(same)}</td>"
+        if most:
+            yield f"<td>{_bar(by_tier[arm], most)}</td>"
 
     head = ["arm", *(BY_KEY[key].name for key in keys), "same answers"]
+    if most:
+        head.append("found in VRAM, in DRAM; computed")
     yield _table(head, (("ours" if is_ours(arm) else "", row(arm)) for arm in point.arms))
     yield (
         '<p class="soft">Means over the runs. In small: the ratio to the first arm, programs '
@@ -165,14 +174,40 @@ def _cell(base: Column, arm: Column, key: str) -> str:
     return text if told is None or math.isnan(told.value) else f"{text}<small>{told}</small>"
 
 
+def _bar(found: Sequence[float], most: float) -> str:
+    if math.isnan(sum(found)):
+        return "-"
+    parts = (
+        f'<i style="width:{100 * tokens / most:.1f}%;background:{colour}"></i>'
+        for tokens, colour in zip(found, FOUND.values(), strict=True)
+    )
+    return f'<div class="bar">{"".join(parts)}</div>'
+
+
 def _all_points(points: Sequence[Point], arms: Sequence[str]) -> Iterator[str]:
-    """What only several points can tell: figures side by side."""
+    """What only several points can tell: figures side by side, and lines along the load."""
     if len(points) < 2:
         return
     yield "<h2>All points</h2>"
     for key, name in OVERVIEW.items():
         yield f'<h3>{name}</h3><p class="soft">Bold: within 2 % of the best that can be had.</p>'
         yield _table(("", *map(escape, arms)), (("", _row(point, arms, key)) for point in points))
+    for here in _levels(points):
+        yield f"<h3>Mean JCT against load <small>{escape(here[0].scene)}</small></h3>"
+        yield _lines(here, arms)
+
+
+def _levels(points: Sequence[Point]) -> list[list[Point]]:
+    """Points that differ in load, by the place of their pressure among those of their load: DRAM
+    of one size is under another pressure at each. Those with two loads or more."""
+    found: dict[tuple[str, int], list[Point]] = {}
+    of_load = Counter[tuple[str, str]]()
+    for point in points:
+        place = of_load[point.scene, point.arrivals]
+        of_load[point.scene, point.arrivals] += 1
+        if point.load is not None:
+            found.setdefault((point.scene, place), []).append(point)
+    return [here for here in found.values() if len(here) > 1]
 
 
 def _row(point: Point, arms: Sequence[str], key: str) -> Iterator[str]:
@@ -183,6 +218,46 @@ def _row(point: Point, arms: Sequence[str], key: str) -> Iterator[str]:
     for arm in arms:
         kind = "best" if fair.get(arm, math.nan) <= CLOSE * best else ""
         yield f'<td class="{kind}">{escape(BY_KEY[key].show(values.get(arm, math.nan)))}</td>'
+
+
+def _lines(points: Sequence[Point], arms: Sequence[str]) -> str:
+    """Seconds on a logarithmic scale, a line per arm, named at its end."""
+    told = {
+        arm: [(p.load or 0.0, p.arms[arm].figure("jct_mean_s")) for p in points if arm in p.arms]
+        for arm in arms
+    }
+    known = {a: [(x, y) for x, y in each if y > 0] for a, each in told.items()}
+    ys = [y for each in known.values() for _, y in each]
+    low, high = math.log(min(ys, default=1.0)), math.log(max(ys, default=1.0) * 1.01)
+    first, last = points[0].load or 0.0, points[-1].load or 0.0
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        along = (x - first) / (last - first or 1.0)
+        return 60 + 620 * along, 250 - 230 * (math.log(y) - low) / (high - low)
+
+    drawn, names = [], list[tuple[float, str, str]]()
+    for number, (arm, each) in enumerate((a, e) for a, e in known.items() if e):
+        colour = "#d1480f" if is_ours(arm) else f"hsl({(200 + 67 * number) % 360} 45% 50%)"
+        dots = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*one) for one in each))
+        width = 3 if is_ours(arm) else 1.5
+        drawn.append(
+            f'<polyline points="{dots}" fill="none" stroke="{colour}" stroke-width="{width}"/>'
+        )
+        names.append((at(*each[-1])[1], arm, colour))
+    lowest = 0.0
+    for y, arm, colour in sorted(names):  # apart, so that each can be read
+        lowest = max(y, lowest + 13)
+        drawn.append(f'<text x="690" y="{lowest:.1f}" fill="{colour}">{escape(arm)}</text>')
+    drawn += [f'<text x="{at(p.load or 0, 1)[0]:.1f}" y="272">{p.load:g}</text>' for p in points]
+    ends = (math.exp(low), math.exp(high))
+    drawn += [f'<text x="0" y="{at(0, y)[1]:.1f}">{y:.3g} s</text>' for y in ends]
+    kind = points[0].arrivals.partition(":")[0]
+    unit = "programs that arrive per second" if kind == "poisson" else "programs at a time"
+    drawn.append(f'<text x="250" y="292">{unit}</text>')
+    return (
+        '<svg viewBox="0 0 900 300" width="900" font-size="12" fill="currentColor">'
+        f"{''.join(drawn)}</svg>"
+    )
 
 
 # --- what it cannot tell --------------------------------------------------------------------

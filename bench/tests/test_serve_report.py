@@ -65,6 +65,7 @@ def test_a_table_has_every_arms_ratio_and_where_it_found_its_prompts(tmp_path: P
     row = made[made.index("<td>continuum:adaptive<") :].partition("</tr>")[0]
     assert f"<small>{ours}</small>" in row
     assert "yes (30/30)" in row
+    assert row.count("<i style=") == 3
     assert made.count('class="ours"') == 1
 
 
@@ -87,12 +88,16 @@ def test_a_busy_machine_few_repeats_and_a_cpu_are_warned_of(tmp_path: Path) -> N
     assert "Fewer than 5 repeats: " not in said
 
 
-def test_folders_of_several_loads_make_one_page_loads_ascending(tmp_path: Path) -> None:
+def test_folders_of_several_loads_make_one_page_with_jct_against_load(tmp_path: Path) -> None:
     folders = [
         experiment(tmp_path / rate, (int(rate) / 8,), 1, settings=settings(f"poisson:{rate}"))
         for rate in ("6", "1", "3")  # the same DRAM is under another pressure at each
     ]
-    said = seen(page(folders))
+    made = page(folders)
+    said = seen(made)
+    assert "Mean JCT against load" in said
+    assert made.count("<polyline") == len(FACTORS)
+    assert "programs that arrive per second" in said
     places = [said.index(f" {rate} program") for rate in (1, 3, 6)]
     assert said.index("Mean JCT") < places[0]
     assert places == sorted(places)
