@@ -50,7 +50,7 @@ def arms_of(sizes: Sizes) -> list[Arm]:
 
 def measure_decode(machine: Machine, sizes: Sizes, say: Say) -> Section:
     """Memory-bound products beside each arm's transfers; the arms take turns."""
-    stream = machine.stream()
+    stream = Stream(machine)
     section = Section(
         "decode",
         "Decode-like products beside transfers at full rate, ms per unit "
@@ -127,4 +127,4 @@ def _units(stream: Stream, count: int) -> list[float]:
         stream.work()
         events.append(stream.record())
     stream.synchronize()
-    return [later.seconds_since(earlier) * 1e3 for earlier, later in itertools.pairwise(events)]
+    return [earlier.elapsed_time(later) for earlier, later in itertools.pairwise(events)]

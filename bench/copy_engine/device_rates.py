@@ -1,4 +1,4 @@
-"""GB/s over the bus: its peak by one large copy, the engine by path and size, both ways at once.
+"""GB/s over the bus: the engine by path and size, and both ways at once beside one large copy.
 
 And how fast a host pool is populated and page-locked, with and without huge pages."""
 
@@ -22,34 +22,6 @@ AIM_OF_PEAK, AIM_BOTH = 95.0, 80.0
 BOTH = (Direction.LOAD, Direction.STORE)
 OUTSTANDING = 3  # transfers: the lane never finds its queue empty
 LOOK_S = 0.0005
-
-
-def measure_peak(machine: Machine, sizes: Sizes, say: Say) -> Section:
-    """One large copy each way, and both at once, without the engine."""
-    say("peak of the bus")
-    section = Section(
-        "peak",
-        f"Bus peak, GB/s: one copy of {size(sizes.peak_bytes)}, median of {sizes.repeats}",
-        ("load", "store", "both at once, sum"),
-    )
-    host = [machine.host(sizes.peak_bytes) for _ in BOTH]
-    vram = [machine.vram(sizes.peak_bytes) for _ in BOTH]
-    streams = [machine.stream() for _ in BOTH]
-    load, store = (vram[0], host[0]), (host[1], vram[1])
-
-    def rate(ways: list[int]) -> float:
-        began = time.perf_counter()
-        for way in ways:
-            streams[way].copy(*(load, store)[way], sizes.peak_bytes)
-        for way in ways:
-            streams[way].synchronize()
-        return len(ways) * sizes.peak_bytes / (time.perf_counter() - began) / 1e9
-
-    for name, ways in (("load", [0]), ("store", [1]), ("both", [0, 1])):
-        rate(ways)  # the first copy sets things up
-        section.samples[name] = [rate(ways) for _ in range(sizes.repeats)]
-    section.rows.append([f"{statistics.median(each):.1f}" for each in section.samples.values()])
-    return section
 
 
 def measure_sweep(machine: Machine, sizes: Sizes, say: Say) -> Section:
@@ -99,11 +71,11 @@ def measure_duplex(machine: Machine, sizes: Sizes, say: Say) -> Section:
     section = Section(
         "duplex",
         f"Engine kept at work, chunks of {size(chunk)}, GB/s, median of {sizes.repeats}",
-        ("direction", "GB/s", "of the one-way peak"),
-        note="Peak: one large copy, taken in turn with the engine's.",
+        ("direction", "GB/s", "peak", "of the peak"),
+        note=f"Peak: one copy of {size(sizes.peak_bytes)}, taken in turn with the engine's.",
     )
     num_blocks = max(6, sizes.peak_bytes // chunk)
-    stream = machine.stream()
+    stream = Stream(machine)
     host, vram = machine.host(sizes.peak_bytes), machine.vram(sizes.peak_bytes)
     shares: dict[Direction, float] = {}
     with Rig(machine, num_blocks, chunk) as rig:
@@ -119,12 +91,12 @@ def measure_duplex(machine: Machine, sizes: Sizes, say: Say) -> Section:
             section.samples[name], section.samples[f"peak {name}"] = rates, peaks
             ratios = [rate / peak for rate, peak in zip(rates, peaks, strict=True)]
             shares[way] = 100 * statistics.median(ratios)
-            rate = statistics.median(rates)
-            section.rows.append((name, f"{rate:.1f}", f"{shares[way]:.0f} %"))
+            cells = [f"{statistics.median(each):.1f}" for each in (rates, peaks)]
+            section.rows.append((name, *cells, f"{shares[way]:.0f} %"))
         say("kept at work: both ways")
         both = [_fed_rate(rig, BOTH, sizes.fed_s) for _ in range(sizes.repeats)]
     section.samples["both"] = both
-    section.rows.append(("both at once, sum", f"{statistics.median(both):.1f}", "-"))
+    section.rows.append(("both at once, sum", f"{statistics.median(both):.1f}", "-", "-"))
     for way, share in shares.items():
         text = f"{way.name.lower()} of {size(chunk)} chunks, of the one-way peak"
         section.targets.append(Target(text, share, AIM_OF_PEAK, "%", at_most=False))

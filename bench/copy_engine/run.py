@@ -16,13 +16,7 @@ from bench.cli import names_of, start, teaching_parser, whole
 from bench.common.progress import Progress
 from bench.copy_engine.delay import measure_delay
 from bench.copy_engine.device_decode import measure_decode
-from bench.copy_engine.device_layout import measure_layout
-from bench.copy_engine.device_rates import (
-    measure_duplex,
-    measure_peak,
-    measure_pin,
-    measure_sweep,
-)
+from bench.copy_engine.device_rates import measure_duplex, measure_pin, measure_sweep
 from bench.copy_engine.machine import Machine, find_device
 from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards
@@ -46,11 +40,9 @@ reading the tables
   with a GPU, also:
   device_submit, device_delay
              the same over the real driver
-  peak       the bus alone: one large copy each way, both at once
   sweep      the engine by chunk size, number of blocks and path to the driver
-  duplex     the engine kept at work one way and both ways, against the peak of the same run
+  duplex     the engine kept at work one way and both ways, beside the peak: one large copy each way
   decode     how much kernels slow down beside transfers at full rate, large pieces and small
-  layout     reading a layer's KV of many blocks, with a block in one piece and with a layer in one
   pin        how fast the host pool is populated and page-locked
   PASS and FAIL compare with the aims of the design; the exit status does not depend on them.
 
@@ -69,11 +61,9 @@ CPU_SECTIONS: dict[str, Measure] = {
 DEVICE_SECTIONS: dict[str, Measure] = {
     "device_submit": measure_submit,
     "device_delay": measure_delay,
-    "peak": measure_peak,
     "sweep": measure_sweep,
     "duplex": measure_duplex,
     "decode": measure_decode,
-    "layout": measure_layout,
     "pin": measure_pin,
 }
 ALL_SECTIONS = CPU_SECTIONS | DEVICE_SECTIONS

@@ -417,7 +417,7 @@ ANSWERED = (  # by an H200, and asked again where there is time
     _copies(
         "aims",
         "It copies at 95 % of the bus, and both ways at once",
-        *("peak,duplex", "submit", 120.0, False),
+        *("duplex", "submit", 120.0, False),
     ),
     _copies(
         "submit",
@@ -437,7 +437,7 @@ ANSWERED = (  # by an H200, and asked again where there is time
     _copies(
         "beside",
         "What a step pays beside transfers, and the best path by size of a piece",
-        *("decode,layout,sweep", "submit", 200.0, True),
+        *("decode,sweep", "submit", 200.0, True),
     ),
 )
 STEPS = tuple(plan(LONG))
