@@ -22,18 +22,22 @@ from typing import Any
 import numpy as np
 
 from bench.cli import many, positive, start, teaching_parser
+from bench.common.tables import markdown
 from bench.hook_cost.arms import (
     NOTHING,
     OURS,
     engine_of,
     fill_dram,
     leave_copies,
-    progress,
     remember_programs,
     run_turns,
+    say,
 )
 from continuum_connector.config import POLICIES
 from tests.vllm.harness import Engine
+
+COLUMNS = ("pins", "copies", "policy", "stock, us", "ours, us", "paired difference, us")
+COLUMNS += ("% of stock",)
 
 
 class TimedEngine:
@@ -89,7 +93,6 @@ def build_pair(args: argparse.Namespace, policy: str, num_pins: int) -> list[Tim
     pins, so that as many blocks are in each prefix cache: a step looks into that, and the larger it
     is, the slower.
     """
-    say = progress(args)
     common: dict[str, Any] = {
         "num_blocks": args.vram_blocks,
         "max_num_seqs": args.running,
@@ -133,7 +136,6 @@ def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, A
 
     Two engines at a time: a third would find the caches as another of ours left them.
     """
-    say = progress(args)
     arms = stock, ours = build_pair(args, policy, num_pins)
     say("warming up")
     interleave(arms, args.warmup)
@@ -148,17 +150,16 @@ def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, A
     }
 
 
-def row(result: dict[str, Any]) -> str:
-    """One line of the table."""
+def row(result: dict[str, Any]) -> list[object]:
+    """Of the table; differences step by step, and between what their median lies."""
     stock, ours = np.array(result["stock_step_us"]), np.array(result["step_us"])
     added = np.sort(ours - stock)
     median, low, high = np.median(added), *interval(added)
-    of_stock = 100 / np.median(stock)
-    return (
-        f"| {result['pins']:,} | {result['copies']} | {result['policy']} | {np.median(stock):.0f} "
-        f"| {np.median(ours):.0f} | {median:+.1f} ({low:+.1f} to {high:+.1f}) "
-        f"| {median * of_stock:+.1f} ({low * of_stock:+.1f} to {high * of_stock:+.1f}) |"
-    )
+    cells = [f"{result['pins']:,}", result["copies"], result["policy"]]
+    cells += [f"{np.median(each):.0f}" for each in (stock, ours)]
+    for unit in (1, 100 / np.median(stock)):
+        cells.append(f"{median * unit:+.1f} ({low * unit:+.1f} to {high * unit:+.1f})")
+    return cells
 
 
 def interval(ordered: Any) -> tuple[float, float]:
@@ -183,7 +184,6 @@ def main() -> None:
     add("--steps", type=positive, default=1000, help="steps of each arm and row")
     add("--warmup", type=positive, default=60, help="steps before that")
     add("--json", type=Path, help="write all samples here")
-    add("--quiet", dest="progress", action="store_false", help="no progress lines")
     add("--pins", type=many, nargs="+", default=[0, 1000], help="held by ours: a row each")
     args = parser.parse_args()
     if args.warmup + args.steps >= args.output:
@@ -195,9 +195,7 @@ def main() -> None:
         if policy != NOTHING or n == args.pins[0]
     ]
     print(f"{args.running} running turns, {args.steps} pairs of steps, CPU time\n")
-    print("| pins | copies | policy | stock, us | ours, us | paired difference, us | % of stock |")
-    print("|---|---|---|---|---|---|---|")
-    print("\n".join(row(result) for result in results))
+    print(markdown(COLUMNS, map(row, results)))
     if args.json:
         args.json.write_text(json.dumps(results))
 

@@ -16,13 +16,14 @@ import argparse
 import copy
 import gc
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ from bench.hook_cost.arms import (
     RIVALS,
     engine_of,
     fill_dram,
-    progress,
     remember_programs,
+    say,
 )
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
 from continuum_connector.worker_hooks import WorkerMetadata
@@ -49,7 +50,7 @@ STOCK = "stock"  # plain vLLM, not the policy of that name
 ARMS = (STOCK, NOTHING, *RIVALS, *OURS)
 NEW_TOKENS = 64  # of a tool's answer
 ROUND = 10  # steps of one arm, before the others take as many
-BEFORE, AFTER = ("add_request", "schedule"), ("update_from_output",)
+Around = Callable[[str], AbstractContextManager[Any]]  # of a part of a step: before, after
 PACKAGE = str(Path(continuum_connector.__file__).parent) + os.sep
 
 
@@ -117,7 +118,6 @@ class Arm:
         self._numbers = np.random.default_rng(1)
         self._back: deque[str] = deque()  # programs whose next turn comes with the next step
         self._num_turns: dict[str, int] = {}
-        self.steps: list[dict[str, float]] = []
         for number in range(args.running):
             # Begun one by one, they end one by one.
             self._add(f"program{number}", self._tokens(args.context), args.running)
@@ -127,7 +127,7 @@ class Arm:
         for _ in range(args.running + args.warmup):
             self.step()
 
-    def step(self, around: Callable[[str], Any] | None = None) -> None:
+    def step(self, around: Around = nullcontext) -> None:
         """The turn that ended in the last step is followed by its program's next, and one step is
         taken. `around(part)`: a context for what is done before the launch, and after it."""
         while self._back:
@@ -137,17 +137,17 @@ class Arm:
             self._add(program, tokens, self._args.running, around)
         self._step(around)
 
-    def _add(self, program: str, tokens: list[int], num: int, around: Any = None) -> None:
+    def _add(self, program: str, tokens: list[int], num: int, around: Around = nullcontext) -> None:
         turn = self._num_turns[program] = self._num_turns.get(program, 0) + 1
-        with _within(around, "before"):
+        with around("before"):
             self.engine.add(f"{program}.{turn}", tokens, num, program=program)
 
-    def _step(self, around: Any = None) -> None:
+    def _step(self, around: Around = nullcontext) -> None:
         self.engine.clock.advance(self.engine.step_s)
-        with _within(around, "before"):
+        with around("before"):
             step = self.scheduler.schedule()
         output = self._sampler.run(step)
-        with _within(around, "after"):
+        with around("after"):
             told = self.scheduler.update_from_output(step, output)
         for batch in told.values():
             for each in batch.outputs:
@@ -157,15 +157,6 @@ class Arm:
     def _tokens(self, number: int) -> list[int]:
         found: list[int] = self._numbers.integers(100, 30_000, number).tolist()
         return found
-
-
-@contextmanager
-def _within(around: Callable[[str], Any] | None, part: str) -> Iterator[None]:
-    if around is None:
-        yield
-        return
-    with around(part):
-        yield
 
 
 # --- what is measured -----------------------------------------------------------------------
@@ -242,7 +233,6 @@ class Measured:
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self._name, self._args = name, args
-        say = progress(args)
         say(f"{name}: contexts of {args.context:,} tokens, {args.running} of them")
         self._arm = Arm(name, args)
         self._chill = _other_work()
@@ -282,52 +272,41 @@ class Measured:
 class InProcess:
     """An arm in a process of its own, that takes as many steps as it is told to."""
 
-    def __init__(self, name: str, context: int, args: argparse.Namespace) -> None:
-        command = [sys.executable, "-m", "bench.hook_cost.turns", "--one", name]
-        for key in ("running", "steps", "warmup", "programs"):
-            command += [f"--{key}", str(getattr(args, key))]
-        command += ["--contexts", str(context)] + ([] if args.progress else ["--quiet"])
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self._told()  # ready; so none is built while another is
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._process = ProcessPoolExecutor(1, spawn, _serve, (name, args))
+        self.step(0)  # ready; so none is built while another is
 
     def step(self, num: int) -> None:
-        self._tell(num)
-        self._told()
+        self._process.submit(_step, num).result()
 
     def result(self) -> dict[str, Any]:
         """All times, and counts; ends the process."""
-        self._tell(0)
-        result: dict[str, Any] = self._told()
-        self._process.communicate()
-        return result
+        with self._process:
+            return self._process.submit(_result).result()
 
-    def _tell(self, num: int) -> None:
-        assert self._process.stdin is not None
-        print(num, file=self._process.stdin, flush=True)
 
-    def _told(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"an arm ended with {self._process.wait()}; its error is above")
-        return json.loads(line)
+# In the process of an arm: that arm, and its times so far.
+_served: list[Measured] = []
+_times: list[dict[str, float]] = []
 
 
 def _serve(name: str, args: argparse.Namespace) -> None:
-    """What runs in the process of an arm: a line is answered by a line."""
-    out, sys.stdout = sys.stdout, sys.stderr  # vLLM may print
-    arm, times = Measured(name, args), list[dict[str, float]]()
-    print(json.dumps("ready"), file=out, flush=True)
-    while num := int(sys.stdin.readline()):
-        times += arm.times(num)
-        print(json.dumps(len(times)), file=out, flush=True)
-    print(json.dumps(arm.result(times)), file=out, flush=True)
+    sys.stdout = sys.stderr  # vLLM may print
+    _served.append(Measured(name, args))
 
 
-def _in_turn(names: Sequence[str], context: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+def _step(num: int) -> None:
+    _times.extend(_served[0].times(num))
+
+
+def _result() -> dict[str, Any]:
+    return _served[0].result(_times)
+
+
+def _in_turn(names: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     """The results of all arms, which take `ROUND` steps each, forwards and then backwards."""
-    arms = [InProcess(name, context, args) for name in names]
+    arms = [InProcess(name, args) for name in names]
     done = 0
     while done < args.steps:
         num = min(ROUND, args.steps - done)
@@ -376,20 +355,14 @@ def main() -> None:
     add("--warmup", type=many, default=20, help="steps before that")
     add("--functions", type=many, default=0, metavar="N", help="the N of ours with most bytecodes")
     add("--json", type=Path, help="write all samples here")
-    add("--quiet", dest="progress", action="store_false", help="no progress lines")
-    add("--one", choices=ARMS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        args.context = args.contexts[0]
-        _serve(args.one, args)
-        return
     print(f"{args.running} running turns, one ends and one begins per step, CPU time\n")
     print(f"| {' | '.join(COLUMNS)} |")
     print("|---" * len(COLUMNS) + "|")
     results = []
     names = [STOCK, *(each for each in args.arms if each != STOCK)]
     for context in args.contexts:
-        of_all = _in_turn(names, context, args)
+        of_all = _in_turn(names, argparse.Namespace(**vars(args), context=context))
         for result in of_all:
             print(_row(result, of_all[0]), flush=True)
             for function, (calls, codes) in list(result["functions"].items())[: args.functions]:
