@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import signal
-import struct
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +15,11 @@ import typer
 
 from bench.copy_engine import run as copy_engine
 from bench.gpu import __main__ as main
-from bench.gpu import pack, runner, steps
+from bench.gpu import runner, steps
 from bench.gpu.runner import FILE, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, filled, said
 from bench.markers import replace as put
-from bench.serve import commands, results, rivals
+from bench.serve import commands, results
 from bench.serve import gaps as gaps_module
 from bench.serve.server import end_group
 from bench.tests import ab_results
@@ -346,59 +343,6 @@ def test_one_command_runs_the_plan_and_writes_what_came_of_it_where_people_read_
     _, found = ours.strip("| ").split(" | ")
     assert found.startswith("**proven**: 1/s: JCT")
     assert "6 proven" in readme
-
-
-def test_what_the_engines_tests_import_is_packed() -> None:
-    """`engine` is a gate: on a host that lacks something of theirs nothing would be run."""
-    text = (runner.REPO / "conftest.py").read_text()
-    imported = {*re.findall(r"^(?:from|import) (\w+)", text, re.M)}
-    assert imported - {"continuum_connector", "tests"} - sys.stdlib_module_names <= {
-        *pack.BESIDE_VLLM
-    }
-
-
-def test_lmcache_is_packed_as_the_benches_install_it_in_the_release_that_was_named() -> None:
-    first, *others = pack.lmcache("0.5.2")
-    assert first == "lmcache==0.5.2"
-    assert {*others} == {each for each in rivals.packages(on_cpu=False) if "lmcache" not in each}
-
-
-@pytest.mark.parametrize(
-    ("given", "packed"),
-    [([], ["msgspec==1"]), (["--lmcache", "0.5.2"], ["llvmlite==1", "msgspec==1", "numba==1"])],
-)
-def test_what_a_host_has_and_what_only_lmcache_imports_is_left_out(
-    given: list[str], packed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LMCache's server and its connector end at their import without numba."""
-    names = ("llvmlite", "msgspec", "numba", "nvidia-cublas", "torch", "torchvision", "triton")
-    resolved = "\n".join(f"{name}==1" for name in names)
-    monkeypatch.setattr(pack, "run", lambda *line, text="": resolved)
-    assert pack.requirements(pack.parse(["out", *given])) == packed
-
-
-def test_kernels_of_other_cards_are_zeroed_and_nothing_moves() -> None:
-    entries = b"".join(
-        struct.pack("<HHIQ", 2, 0, 32, 8) + bytes(12) + struct.pack("<I", arch) + bytes([arch]) * 8
-        for arch in (80, 90)
-    )
-    fatbin = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
-    names = b"\0.nv_fatbin\0.shstrtab\0"
-    table = 64 + len(fatbin) + len(names)
-    head = bytearray(64)
-    struct.pack_into("<Q", head, 0x28, table)
-    struct.pack_into("<HHH", head, 0x3A, 64, 3, 2)
-    sections = [(0, 0, 0), (1, 64, len(fatbin)), (12, 64 + len(fatbin), len(names))]
-    heads = b"".join(
-        struct.pack("<IIQQQQ", name, 1, 0, 0, offset, size) + bytes(24)
-        for name, offset, size in sections
-    )
-    library = bytearray(bytes(head) + fatbin + names + heads)
-    trimmed = pack.one_arch(bytearray(library), 90)
-    assert len(trimmed) == len(library)
-    assert bytes([80]) * 8 in library
-    assert bytes([80]) * 8 not in trimmed
-    assert bytes([90]) * 8 in trimmed
 
 
 def test_readme_tells_what_the_last_gpu_said() -> None:
