@@ -10,10 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from bench.copy_engine.machine import Buffer, Machine, Stream
+from torch import Tensor
+
+from bench.copy_engine.machine import Machine, Stream
 from bench.copy_engine.report import Say, Section, Target, size
-from bench.copy_engine.rig import BenchError, Rig, checked
+from bench.copy_engine.rig import Rig, checked
 from bench.copy_engine.sizes import Sizes
 from continuum_connector.worker.abi import Direction
 
@@ -82,10 +85,10 @@ def measure_duplex(machine: Machine, sizes: Sizes, say: Say) -> Section:
         for way in BOTH:
             say(f"kept at work: {way.name.lower()}")
             ends = (vram, host) if way is Direction.LOAD else (host, vram)
-            _plain(stream, ends, sizes.peak_bytes)
+            _plain(stream, *ends)
             rates, peaks = [], []
             for _ in range(sizes.repeats):
-                peaks.append(_plain(stream, ends, sizes.peak_bytes))
+                peaks.append(_plain(stream, *ends))
                 rates.append(_fed_rate(rig, (way,), sizes.fed_s))
             name = way.name.lower()
             section.samples[name], section.samples[f"peak {name}"] = rates, peaks
@@ -105,11 +108,11 @@ def measure_duplex(machine: Machine, sizes: Sizes, say: Say) -> Section:
     return section
 
 
-def _plain(stream: Stream, ends: tuple[Buffer, Buffer], num_bytes: int) -> float:
+def _plain(stream: Stream, dst: Tensor, src: Tensor) -> float:
     began = time.perf_counter()
-    stream.copy(*ends, num_bytes)
+    stream.copy(dst, src)
     stream.synchronize()
-    return num_bytes / (time.perf_counter() - began) / 1e9
+    return src.numel() / (time.perf_counter() - began) / 1e9
 
 
 def _fed_rate(rig: Rig, ways: tuple[Direction, ...], seconds: float) -> float:
@@ -145,46 +148,6 @@ def _pool_rate(sizes: Sizes, seconds: float) -> str:
 
 
 # --- an engine that is kept at work ------------------------------------------------------------
-class Feeder:
-    """Keeps one direction of an engine copying: submits from a thread of its own, which sleeps in
-    the library most of the time."""
-
-    def __init__(self, rig: Rig, direction: Direction, first: int, count: int) -> None:
-        share = count // OUTSTANDING
-        self._rig, self._direction, self._share = rig, direction, share
-        self._firsts = [first + i * share for i in range(OUTSTANDING)]
-        self._stop = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Let what is queued finish; raises what went wrong in the thread."""
-        self._stop.set()
-        self._thread.join()
-        if self._error is not None:
-            raise BenchError(f"the background load ended early: {self._error}") from self._error
-
-    def _run(self) -> None:
-        try:
-            queued = deque((self._submit(first), first) for first in self._firsts)
-            while queued:
-                tag, first = queued.popleft()
-                self._rig.wait(tag)
-                if not self._stop.is_set():
-                    queued.append((self._submit(first), first))
-        except Exception as error:
-            self._error = error
-
-    def _submit(self, first: int) -> int:
-        return self._rig.submit(self._direction, first, self._share)
-
-
 class Meter:
     """Bytes that the engine copied, by its own count: not in whole transfers."""
 
@@ -194,33 +157,46 @@ class Meter:
 
     def restart(self) -> None:
         """What is counted begins now."""
-        self._began = self.num_bytes(), time.perf_counter()
-
-    def num_bytes(self) -> int:
-        """Since the engine was opened, both directions."""
-        return sum(self._rig.engine.stats().num_bytes)
+        self._before, self._began = self._num_bytes(), time.perf_counter()
 
     def rate(self) -> float:
-        """GB/s since the start."""
-        num_bytes, at_s = self._began
-        return (self.num_bytes() - num_bytes) / (time.perf_counter() - at_s) / 1e9
+        """GB/s since the start, both directions."""
+        return (self._num_bytes() - self._before) / (time.perf_counter() - self._began) / 1e9
+
+    def _num_bytes(self) -> int:
+        return sum(self._rig.engine.stats().num_bytes)
 
 
 @contextlib.contextmanager
 def fed(rig: Rig, directions: Sequence[Direction]) -> Iterator[Meter]:
     """Copies in these directions all the while, metered once they flow, and checked."""
     share = rig.num_blocks // max(1, len(directions))
-    feeders = [Feeder(rig, way, i * share, share) for i, way in enumerate(directions)]
-    meter = Meter(rig)
-    for feeder in feeders:
-        feeder.start()
-    try:
-        while meter.rate() == 0 and any(feeder.is_alive() for feeder in feeders):
-            time.sleep(LOOK_S)
-        meter.restart()
-        yield meter
-    finally:
+    meter, stop = Meter(rig), threading.Event()
+    with ThreadPoolExecutor(len(BOTH)) as threads:
+        feeders = [
+            threads.submit(_feed, rig, way, i * share, share // OUTSTANDING, stop)
+            for i, way in enumerate(directions)
+        ]
+        try:
+            while meter.rate() == 0 and not all(feeder.done() for feeder in feeders):
+                time.sleep(LOOK_S)
+            meter.restart()
+            yield meter
+        finally:
+            stop.set()
         for feeder in feeders:
-            feeder.stop()
-        for completion in rig.engine.poll_timed():
-            checked(completion)
+            feeder.result()  # or what went wrong there
+    for completion in rig.engine.poll_timed():
+        checked(completion)
+
+
+def _feed(rig: Rig, way: Direction, first: int, count: int, stop: threading.Event) -> None:
+    """Keep one direction copying, so many blocks at a time, from a thread that sleeps in the
+    library most of the time. What is queued when it is told to stop finishes."""
+    firsts = [first + i * count for i in range(OUTSTANDING)]
+    queued = deque((rig.submit(way, each, count), each) for each in firsts)
+    while queued:
+        tag, each = queued.popleft()
+        rig.wait(tag)
+        if not stop.is_set():
+            queued.append((rig.submit(way, each, count), each))

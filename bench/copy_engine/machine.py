@@ -16,15 +16,6 @@ WIDTH, ROWS, MATMULS = 8192, 64, 4  # 128 MiB of weights per product: more than 
 SMALL_WIDTH = 64  # of the stand-in
 
 
-class Buffer:
-    """Memory at `address`, for as long as the object lives."""
-
-    def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
-        self.address = int(tensor.data_ptr())
-        self.num_bytes = int(tensor.numel())
-
-
 class Machine:
     """The simulated driver, and memory of this process; torch provides, the engine copies."""
 
@@ -33,13 +24,13 @@ class Machine:
     where, width = "cpu", SMALL_WIDTH
     device = 0
 
-    def vram(self, num_bytes: int) -> Buffer:
+    def vram(self, num_bytes: int) -> torch.Tensor:
         """Ones: every page is touched."""
-        return Buffer(torch.ones(num_bytes, dtype=torch.uint8, device=self.where))
+        return torch.ones(num_bytes, dtype=torch.uint8, device=self.where)
 
-    def host(self, num_bytes: int) -> Buffer:
+    def host(self, num_bytes: int) -> torch.Tensor:
         """Page-locked memory."""
-        return Buffer(torch.ones(num_bytes, dtype=torch.uint8))
+        return torch.ones(num_bytes, dtype=torch.uint8)
 
     def event(self) -> Any:
         """A point of a stream, once it is recorded."""
@@ -62,8 +53,8 @@ class Device(Machine):
         self.where = f"cuda:{device}"
         self.name = str(torch.cuda.get_device_name(device))
 
-    def host(self, num_bytes: int) -> Buffer:
-        return Buffer(super().host(num_bytes).tensor.pin_memory())
+    def host(self, num_bytes: int) -> torch.Tensor:
+        return super().host(num_bytes).pin_memory()
 
     def event(self) -> Any:
         return torch.cuda.Event(enable_timing=True)
@@ -92,9 +83,9 @@ class Stream:
         self._torch = torch.get_device_module(machine.where)
         self._stream = self._torch.Stream()
 
-    def copy(self, dst: Buffer, src: Buffer, num_bytes: int) -> None:
+    def copy(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         with self._torch.stream(self._stream):
-            dst.tensor[:num_bytes].copy_(src.tensor[:num_bytes], non_blocking=True)
+            dst.copy_(src, non_blocking=True)
 
     def work(self) -> None:
         """One unit of decode-like computing, which waits for memory."""

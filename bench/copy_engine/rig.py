@@ -81,7 +81,7 @@ class Rig:
         span = num_blocks * piece_bytes
         self.vram = machine.vram(num_regions * span)
         regions = [
-            Region(self.vram.address + i * span, piece_bytes, i * piece_bytes, piece_bytes)
+            Region(self.vram.data_ptr() + i * span, piece_bytes, i * piece_bytes, piece_bytes)
             for i in range(num_regions)
         ]
         where = "cpu" if machine.driver == "sim" else "cuda"

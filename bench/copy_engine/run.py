@@ -14,14 +14,13 @@ from rich.console import Console
 
 from bench.cli import names_of, start, teaching_parser, whole
 from bench.common.progress import Progress
-from bench.copy_engine.delay import measure_delay
+from bench.copy_engine.caller import measure_delay, measure_submit
 from bench.copy_engine.device_decode import measure_decode
 from bench.copy_engine.device_rates import measure_duplex, measure_pin, measure_sweep
 from bench.copy_engine.machine import Machine, find_device
 from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
-from bench.copy_engine.submit import measure_submit
 from bench.markers import rewrite
 from continuum_connector.errors import ToldError, TransferError
 

@@ -129,7 +129,7 @@ class FakeGpu(Machine):
 
     def vram(self, num_bytes):
         kept.append(super().vram(num_bytes))
-        fake.fake_cuda_add_vram(ctypes.c_void_p(kept[-1].address), ctypes.c_uint64(num_bytes))
+        fake.fake_cuda_add_vram(ctypes.c_void_p(kept[-1].data_ptr()), ctypes.c_uint64(num_bytes))
         return kept[-1]
 
 run.QUICK = TINY
