@@ -232,11 +232,6 @@ def judged(name: str, out: Path) -> str:
 
 
 # --- the plan itself ----------------------------------------------------------------------
-def copies(argv: list[str]) -> None:
-    options = copy_engine.parse(argv)
-    assert options.json is not None
-
-
 def serve_equal(argv: list[str]) -> None:
     from tests.gpu.serve_equal import parse
 
@@ -264,8 +259,8 @@ def run_tests(argv: list[str]) -> None:
     assert Path(argv[0]).is_dir()
 
 
-PARSERS: dict[str, Callable[[list[str]], None]] = {
-    "bench.copy_engine.run": copies,
+PARSERS: dict[str, Callable[[list[str]], object]] = {
+    "bench.copy_engine.run": copy_engine.parse,
     "tests.gpu.serve_equal": serve_equal,
     "bench.serve.commands": bench,
     "bench.gpu.shape": one_folder,
@@ -345,13 +340,10 @@ def test_one_command_runs_the_plan_and_writes_what_came_of_it_where_people_read_
     assert "6 proven" in readme
 
 
-def test_readme_tells_what_the_last_gpu_said() -> None:
-    text = main.README.read_text()
-    assert put(text, main.IN_README, main.in_short(main.committed())) == text
-
-
-def test_limits_md_quotes_what_the_last_gpu_said() -> None:
-    text = main.LIMITS.read_text()
-    assert put(text, main.MARKER, main.quoted(main.committed())) == text, (
-        "run: python -m bench.gpu --write, or put the block back"
-    )
+def test_readme_and_limits_tell_what_the_last_gpu_said() -> None:
+    known = main.committed()
+    told = {main.README: (main.IN_README, main.in_short(known))}
+    told[main.LIMITS] = (main.MARKER, main.quoted(known))
+    for path, (marker, text) in told.items():
+        page = path.read_text()
+        assert put(page, marker, text) == page, "run: python -m bench.gpu --write, or put it back"
