@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 from bench.serve.apis import APIS
 from bench.serve.server import SERVED_NAME
 from bench.storm.garbage import BODIES, encode, spoil
+from bench.storm.judge import ABORTED, Ended, Tally
 from bench.storm.plan import Agent, Turn, draw_agent, text
-from bench.storm.record import ABORTED, Ended, Tally
 
 if TYPE_CHECKING:
     from bench.storm.fake import FakeServer
 
-RESETS = ("", "?reset_running_requests=true", "?reset_external=true")
-RESETS += ("?reset_running_requests=true&reset_external=true",)
+RESETS = [  # as vLLM's scheduler is asked
+    {"reset_running_requests": running, "reset_connector": connector}
+    for connector in (False, True)
+    for running in (False, True)
+]
 AT_ONCE = 24  # agents, forks not counted
-NUM_RESETS, NUM_SWITCHES, NUM_PROBES = 8, 4, 60
-PROBES = [text(random.Random(f"probe {i}"), 200) for i in range(6)]
+NUM_RESETS, NUM_SWITCHES = 8, 4
 SWITCH_S = 1.5  # the connector reads its switch once a second
 
 Event = Callable[[], Awaitable[None]]
@@ -133,12 +135,11 @@ class Storm:
             for number in range(times):
                 yield self.requests * (number + part) / times, partial(event, number)
 
-        resets, probes = due(NUM_RESETS, 0.5, self._reset), due(NUM_PROBES, 0.5, self._probe)
-        return [*resets, *probes, *due(NUM_SWITCHES, 0.25, self._switch)]
+        return [*due(NUM_RESETS, 0.5, self._reset), *due(NUM_SWITCHES, 0.25, self._switch)]
 
     async def _reset(self, number: int) -> None:
-        query = RESETS[number % len(RESETS)]
-        self.tally.add(await self.client.reset(query), f"a reset{query}")
+        how = RESETS[number % len(RESETS)]
+        self.tally.add(await self.client.reset(**how), f"a reset, {how}")
 
     async def _switch(self, _number: int) -> None:
         """Off for a while, and on again; longer in a longer storm."""
@@ -151,14 +152,6 @@ class Storm:
 
     def _say(self, word: str) -> None:
         self.client.switch.write_text(f"{word}\n")
-
-    async def _probe(self, number: int) -> None:
-        """The same question as ever, whose blocks are shared, dropped and found again."""
-        number %= len(PROBES)
-        body = {"model": SERVED_NAME, "temperature": 0, "vllm_xargs": {"job_id": f"probe-{number}"}}
-        body |= APIS["completions"].body([PROBES[number]], 12)
-        ended = await self.client.generate("completions", encode(body), {})
-        self.tally.add(ended, f"probe {number}")
 
 
 def request(

@@ -23,7 +23,7 @@ from bench.sim.bus import Bus
 from bench.sim.engine import Engine, Progress
 from bench.sim.hardware import GB, Machine, machine
 from bench.storm import front
-from bench.storm.record import ABORTED, RESET_REFUSED, Ended
+from bench.storm.judge import ABORTED, RESET_REFUSED, Ended
 from continuum_connector.observe.account import METRICS, Kind
 from continuum_connector.switch import PERIOD_S, SwitchFile
 
@@ -89,14 +89,10 @@ class FakeServer:
         except asyncio.TimeoutError:
             return Ended(ABORTED if abort_s else f"no answer within {TIMEOUT_S:g} s")
 
-    async def reset(self, query: str) -> Ended:
+    async def reset(self, **how: bool) -> Ended:
         """Empty the prefix cache, as vLLM's API server has its engine do it."""
-        said = {word.partition("=")[0] for word in query.removeprefix("?").split("&")}
         try:
-            self.engine.scheduler.reset_prefix_cache(
-                reset_running_requests="reset_running_requests" in said,
-                reset_connector="reset_external" in said,
-            )
+            self.engine.scheduler.reset_prefix_cache(**how)
         except RuntimeError as error:
             is_vllms = "Failed to reset KV cache" in str(error)
             return Ended(RESET_REFUSED if is_vllms else "500", str(error))

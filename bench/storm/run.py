@@ -11,7 +11,7 @@ from bench.serve.metrics import open_accounts, still_held
 from bench.storm import census, virtual
 from bench.storm.agents import Storm
 from bench.storm.fake import MAX_TTL_S, FakeServer
-from bench.storm.record import Look, Run
+from bench.storm.judge import Look, Run
 
 LOOKS = 60  # in a storm, or fewer:
 PER_LOOK = 50  # requests at least

@@ -15,9 +15,8 @@ from bench.serve.metrics import Metrics, open_accounts, parse_metrics, still_hel
 from bench.storm import census
 from bench.storm.agents import Storm
 from bench.storm.garbage import BODIES, PLACES, VALUES, encode, put, spoil
-from bench.storm.judge import Verdict, judge
+from bench.storm.judge import ABORTED, RESET_REFUSED, Ended, Look, Run, Tally, Verdict, judge
 from bench.storm.plan import WHO, draw_agent
-from bench.storm.record import ABORTED, RESET_REFUSED, Ended, Look, Run, Tally
 
 # --- what it fires ---------------------------------------------------------------------------
 FROM_NOBODY: Any = None  # a server that is never asked

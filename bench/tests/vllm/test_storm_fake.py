@@ -14,9 +14,8 @@ from bench.sim.agenda import Clock
 from bench.storm import __main__ as command
 from bench.storm import front, virtual
 from bench.storm.fake import FakeServer, StuckError
-from bench.storm.judge import Verdict
+from bench.storm.judge import ABORTED, Ended, Verdict
 from bench.storm.plan import STOPS
-from bench.storm.record import ABORTED, Ended
 from bench.storm.run import fire
 from continuum_connector.scheduler.turns import Turns
 
