@@ -91,15 +91,6 @@ def run_turns(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
     engine.run_until_idle()
 
 
-def leave_copies(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
-    """Run one turn of each program to its end, whose store does not end."""
-    engine.worker.hold = True
-    names = [f"copied{number}" for number in range(num_programs)]
-    for number, name in enumerate(names):
-        engine.add(name, prompt_tokens, 1, seed=2_000_000 + number, program=name)
-    engine.run_until_idle(until=lambda: engine.finish_reasons.keys() >= set(names))
-
-
 def fill_dram(side: Any, num_blocks: int, num_programs: int) -> None:
     """Fill the rest of the DRAM index with made-up blocks, spread over the programs."""
     index = side.tier.index

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,17 +161,12 @@ class Arm:
 
 
 # --- what is measured -----------------------------------------------------------------------
-class Timed:
-    """CPU time of the parts of one step, in microseconds."""
-
-    def __init__(self) -> None:
-        self.us = {"before": 0.0, "after": 0.0}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        began = time.thread_time()
-        yield
-        self.us[part] += (time.thread_time() - began) * 1e6
+@contextmanager
+def timed(us: dict[str, float], part: str) -> Iterator[None]:
+    """Add the CPU time of a part, in microseconds."""
+    began = time.thread_time()
+    yield
+    us[part] += (time.thread_time() - began) * 1e6
 
 
 class Counted:
@@ -178,7 +174,6 @@ class Counted:
 
     def __init__(self) -> None:
         self.numbers: dict[str, dict[str, int]] = {}
-        self.functions: dict[str, list[int]] = {}  # of ours: calls, bytecodes
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
@@ -187,24 +182,15 @@ class Counted:
         )
 
         def called(frame: Any, _event: str, _arg: Any) -> Any:
+            is_ours = frame.f_code.co_filename.startswith(PACKAGE)
             of_part["calls"] += 1
+            of_part["our_calls"] += is_ours
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            code = frame.f_code
-            if not code.co_filename.startswith(PACKAGE):
-                return traced(None)
-            of_part["our_calls"] += 1
-            name = f"{part} {code.co_filename[len(PACKAGE) :]}:{code.co_qualname}"
-            function = self.functions.setdefault(name, [0, 0])
-            function[0] += 1
-            return traced(function)
 
-        def traced(function: list[int] | None) -> Any:
             def trace(_frame: Any, event: str, _arg: Any) -> Any:
                 if event == "opcode":
                     of_part["codes"] += 1
-                    if function is not None:
-                        of_part["our_codes"] += 1
-                        function[1] += 1
+                    of_part["our_codes"] += is_ours
                 return trace
 
             return trace
@@ -236,36 +222,34 @@ class Measured:
         say(f"{name}: contexts of {args.context:,} tokens, {args.running} of them")
         self._arm = Arm(name, args)
         self._chill = _other_work()
+        self._us: dict[str, list[float]] = {"before": [], "after": []}  # of each step
         gc.collect()
         gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
         say(f"{name}: ready")
 
-    def times(self, num: int) -> list[dict[str, float]]:
-        """CPU time of `num` steps, by part, in microseconds."""
-        times = []
+    def step(self, num: int) -> None:
+        """Take so many; their times are kept."""
         for _ in range(num):
             self._chill()
-            timed = Timed()
-            self._arm.step(timed)
-            times.append(timed.us)
-        return times
+            us = dict.fromkeys(self._us, 0.0)
+            self._arm.step(partial(timed, us))
+            for part, spent in us.items():
+                self._us[part].append(spent)
 
-    def result(self, times: list[dict[str, float]]) -> dict[str, Any]:
-        """Those times, and what is counted in some more steps."""
+    def result(self) -> dict[str, Any]:
+        """CPU times by part in microseconds, and what is counted in some more steps."""
         counted = Counted()
         num = min(self._args.steps, 20)
         for _ in range(num):
             self._arm.step(counted)
-        most = sorted(counted.functions.items(), key=lambda each: -each[1][1])
         return {
             "arm": self._name,
             "context": self._args.context,
-            "us": {part: [each[part] for each in times] for part in times[0]},
+            "us": self._us,
             "counts": {
                 part: {key: value / num for key, value in numbers.items()}
                 for part, numbers in counted.numbers.items()
             },
-            "functions": {name: [each / num for each in numbers] for name, numbers in most},
         }
 
 
@@ -286,9 +270,7 @@ class InProcess:
             return self._process.submit(_result).result()
 
 
-# In the process of an arm: that arm, and its times so far.
-_served: list[Measured] = []
-_times: list[dict[str, float]] = []
+_served: list[Measured] = []  # the one arm of this process, where it is an arm's
 
 
 def _serve(name: str, args: argparse.Namespace) -> None:
@@ -297,11 +279,11 @@ def _serve(name: str, args: argparse.Namespace) -> None:
 
 
 def _step(num: int) -> None:
-    _times.extend(_served[0].times(num))
+    _served[0].step(num)
 
 
 def _result() -> dict[str, Any]:
-    return _served[0].result(_times)
+    return _served[0].result()
 
 
 def _in_turn(names: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -353,7 +335,6 @@ def main() -> None:
     add("--programs", type=many, default=10_000, help="others remembered, whose blocks fill DRAM")
     add("--steps", type=positive, default=200, help="steps that are timed; up to 20 are counted")
     add("--warmup", type=many, default=20, help="steps before that")
-    add("--functions", type=many, default=0, metavar="N", help="the N of ours with most bytecodes")
     add("--json", type=Path, help="write all samples here")
     args = parser.parse_args()
     print(f"{args.running} running turns, one ends and one begins per step, CPU time\n")
@@ -365,8 +346,6 @@ def main() -> None:
         of_all = _in_turn(names, argparse.Namespace(**vars(args), context=context))
         for result in of_all:
             print(_row(result, of_all[0]), flush=True)
-            for function, (calls, codes) in list(result["functions"].items())[: args.functions]:
-                print(f"    {codes:9,.1f} bytecodes {calls:7.1f} calls {function}")
         results += of_all
     if args.json:
         args.json.write_text(json.dumps(results))

@@ -15,7 +15,6 @@ from bench.hook_cost.turns import _row as turns_row
 # --- paired: steps that only decode ----------------------------------------------------------
 SMALL = argparse.Namespace(
     running=8,
-    copies=0,
     programs=20,
     dram_blocks=200,
     vram_blocks=2000,
@@ -26,12 +25,11 @@ SMALL = argparse.Namespace(
 )
 
 
-def test_copies_are_under_way_all_the_time() -> None:
-    args = argparse.Namespace(**vars(SMALL) | {"copies": 4, "output": 60, "steps": 20, "warmup": 2})
+def test_each_step_is_taken_by_both_and_pins_are_held_meanwhile() -> None:
+    args = argparse.Namespace(**vars(SMALL) | {"output": 60, "steps": 20, "warmup": 2})
     result = measure(args, "adaptive", num_pins=8)
-    assert (len(result["step_us"]), result["pins"]) == (20, 12)
-    assert result["copies"] > 0
-    assert row(result)[:3] == ["12", result["copies"], "adaptive"]
+    assert [len(result[key]) for key in ("stock_step_us", "step_us")] == [20, 20]
+    assert row(result)[:2] == ["8", "adaptive"]
 
 
 def test_every_block_in_the_full_dram_is_ranked_when_room_is_made() -> None:
@@ -59,7 +57,8 @@ TURNS = {"running": 8, "programs": 20, "steps": 16, "warmup": 4}
 
 def result_of(name: str, context: int) -> dict[str, Any]:
     arm = Measured(name, argparse.Namespace(context=context, **TURNS))
-    return arm.result(arm.times(TURNS["steps"]))
+    arm.step(TURNS["steps"])
+    return arm.result()
 
 
 def codes_of(name: str, context: int) -> dict[str, float]:
