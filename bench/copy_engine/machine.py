@@ -22,7 +22,6 @@ class Machine:
     name = "simulated device"
     driver = "sim"  # that the engine opens
     where, width = "cpu", SMALL_WIDTH
-    device = 0
 
     def vram(self, num_bytes: int) -> torch.Tensor:
         """Ones: every page is touched."""
@@ -42,16 +41,13 @@ class Machine:
 
 
 class Device(Machine):
-    """A GPU."""
+    """A GPU, the first that torch sees."""
 
     driver = "cuda"
-    width = WIDTH
+    where, width = "cuda:0", WIDTH
 
-    def __init__(self, device: int) -> None:
-        torch.cuda.set_device(device)
-        self.device = device
-        self.where = f"cuda:{device}"
-        self.name = str(torch.cuda.get_device_name(device))
+    def __init__(self) -> None:
+        self.name = str(torch.cuda.get_device_name())
 
     def host(self, num_bytes: int) -> torch.Tensor:
         return super().host(num_bytes).pin_memory()
@@ -105,13 +101,9 @@ class Stream:
         self.record().synchronize()
 
 
-def find_device(device: int) -> Device | str:
+def find_device() -> Device | str:
     """The device, or why there is none."""
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    if device >= torch.cuda.device_count():
-        return f"device {device} is not in 0..{torch.cuda.device_count() - 1}"
-    return Device(device)
+    return Device() if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
 @functools.cache

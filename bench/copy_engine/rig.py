@@ -76,7 +76,6 @@ class Rig:
         num_regions: int = 1,
         **tuning: Any,
     ) -> None:
-        self.piece_bytes, self.block_bytes = piece_bytes, num_regions * piece_bytes
         self.num_blocks = num_blocks
         span = num_blocks * piece_bytes
         self.vram = machine.vram(num_regions * span)
@@ -85,7 +84,7 @@ class Rig:
             for i in range(num_regions)
         ]
         where = "cpu" if machine.driver == "sim" else "cuda"
-        layout = Layout(tuple(regions), num_blocks, self.block_bytes, where, machine.device)
+        layout = Layout(tuple(regions), num_blocks, num_regions * piece_bytes, where, 0)
         self.engine = TimedEngine(machine.driver, layout, num_blocks, Tuning(**tuning))
         if machine.driver == "sim":
             self.engine.pool.view()[:] = 2  # a first touch is not a copy
