@@ -68,29 +68,22 @@ def names_of(known: Collection[str], what: str) -> Callable[[str], list[str]]:
 
 def whole(least: int, most: int = MOST) -> Callable[[str], int]:
     """For an option's `type`: a whole number of that range."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:  # of 5,000 digits too
-            value = least - 1
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number of {least} to {most:,}")
-        return value
-
-    return read
+    return _between(int, f"whole number of {least} to {most:,}", least, most)
 
 
 def real(least: float, most: float = float(MOST)) -> Callable[[str], float]:
     """For an option's `type`: a number of that range."""
+    return _between(float, f"number of {least:g} to {most:g}", least, most)
 
-    def read(text: str) -> float:
+
+def _between(kind: Callable[[str], Any], what: str, least: float, most: float) -> Any:
+    def read(text: str) -> Any:
         try:
-            value = float(text)
-        except ValueError:
+            value = kind(text)
+        except ValueError:  # of 5,000 digits too
             value = least - 1
         if not least <= value <= most:  # nan is in none
-            raise argparse.ArgumentTypeError(f"{text!r} is no number of {least:g} to {most:g}")
+            raise argparse.ArgumentTypeError(f"{text!r} is no {what}")
         return value
 
     return read

@@ -8,7 +8,7 @@ travel in `vllm_xargs`; stock vLLM takes no notice of them, so all arms get the 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from bench.serve.api import Api, Patience
 from bench.serve.arrivals import read_arrivals
 from bench.serve.load import Driver, Load
 from bench.serve.own import File, Lognormal, Own
-from bench.serve.programs import Defaults, Source
 from bench.serve.results import Loaded, Run
 from bench.serve.server import SERVED_NAME
 from bench.serve.tiny_model import LLAMA
@@ -31,27 +30,12 @@ TASK_TOKENS = (SYSTEM_TOKENS + 500, SYSTEM_TOKENS + 900)
 PAUSES = Lognormal(median=0.9, sigma=0.4, most=4.0)  # most between 0.5 and 1.5 s
 
 
-@dataclass(frozen=True)
-class Chats:
-    """The programs of a workload, in the tiny tokenizer's words: one word, one token."""
-
-    source: Source
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def defaults(self) -> Defaults:
-        return self.source.defaults
-
-    @property
-    def size(self) -> int | None:
-        return self.source.size
+class Chats(Own):
+    """A workload in the tiny tokenizer's words: one word, one token."""
 
     def program(self, number: int, seed: int) -> ProgramPlan:
         """Drawn from both, so that all arms get the same words."""
-        plan, rng = self.source.program(number, seed), random.Random(f"{seed}:{number}")
+        plan, rng = super().program(number, seed), random.Random(f"{seed}:{number}")
         vocabulary = words(LLAMA.vocab)
         *shared, own = plan.turns[0].prompt
         system = text(random.Random("system"), vocabulary, sum(span.length for span in shared))
@@ -73,7 +57,7 @@ def agents(programs: int = 12, turns: int = 6, rate: float = 1.0, **more: Any) -
         "first_tokens": TASK_TOKENS,
         "pause_s": PAUSES,
     }
-    return Chats(Own(File(**{**told, **more})))
+    return Chats(File(**{**told, **more}))
 
 
 async def run_agents(url: str, chats: Chats, seed: int = 1) -> Loaded:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,9 +52,6 @@ class Section:
         if self.targets:
             lines += ["", *(f"    {target}" for target in self.targets)]
         return "\n".join(lines)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def spread(samples: Sequence[float], high: float = 99) -> tuple[str, str, str]:

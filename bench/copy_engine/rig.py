@@ -76,16 +76,15 @@ class Rig:
         num_regions: int = 1,
         **tuning: Any,
     ) -> None:
-        self.piece_bytes, self.block_bytes = piece_bytes, num_regions * piece_bytes
         self.num_blocks = num_blocks
         span = num_blocks * piece_bytes
         self.vram = machine.vram(num_regions * span)
         regions = [
-            Region(self.vram.address + i * span, piece_bytes, i * piece_bytes, piece_bytes)
+            Region(self.vram.data_ptr() + i * span, piece_bytes, i * piece_bytes, piece_bytes)
             for i in range(num_regions)
         ]
         where = "cpu" if machine.driver == "sim" else "cuda"
-        layout = Layout(tuple(regions), num_blocks, self.block_bytes, where, machine.device)
+        layout = Layout(tuple(regions), num_blocks, num_regions * piece_bytes, where, 0)
         self.engine = TimedEngine(machine.driver, layout, num_blocks, Tuning(**tuning))
         if machine.driver == "sim":
             self.engine.pool.view()[:] = 2  # a first touch is not a copy

@@ -7,27 +7,20 @@ import json
 import os
 import platform
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
 from rich.console import Console
 
-from bench.cli import names_of, start, teaching_parser, whole
+from bench.cli import names_of, start, teaching_parser
 from bench.common.progress import Progress
-from bench.copy_engine.delay import measure_delay
-from bench.copy_engine.device_decode import measure_decode
-from bench.copy_engine.device_layout import measure_layout
-from bench.copy_engine.device_rates import (
-    measure_duplex,
-    measure_peak,
-    measure_pin,
-    measure_sweep,
-)
+from bench.copy_engine.caller import measure_delay, measure_submit
+from bench.copy_engine.device import measure_decode, measure_duplex, measure_pin, measure_sweep
 from bench.copy_engine.machine import Machine, find_device
 from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards
 from bench.copy_engine.sizes import FULL, QUICK, Sizes
-from bench.copy_engine.submit import measure_submit
 from bench.markers import rewrite
 from continuum_connector.errors import ToldError, TransferError
 
@@ -46,11 +39,9 @@ reading the tables
   with a GPU, also:
   device_submit, device_delay
              the same over the real driver
-  peak       the bus alone: one large copy each way, both at once
   sweep      the engine by chunk size, number of blocks and path to the driver
-  duplex     the engine kept at work one way and both ways, against the peak of the same run
+  duplex     the engine kept at work one way and both ways, beside the peak: one large copy each way
   decode     how much kernels slow down beside transfers at full rate, large pieces and small
-  layout     reading a layer's KV of many blocks, with a block in one piece and with a layer in one
   pin        how fast the host pool is populated and page-locked
   PASS and FAIL compare with the aims of the design; the exit status does not depend on them.
 
@@ -69,11 +60,9 @@ CPU_SECTIONS: dict[str, Measure] = {
 DEVICE_SECTIONS: dict[str, Measure] = {
     "device_submit": measure_submit,
     "device_delay": measure_delay,
-    "peak": measure_peak,
     "sweep": measure_sweep,
     "duplex": measure_duplex,
     "decode": measure_decode,
-    "layout": measure_layout,
     "pin": measure_pin,
 }
 ALL_SECTIONS = CPU_SECTIONS | DEVICE_SECTIONS
@@ -83,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and write where asked to."""
     options = parse(argv)
     console = Console(stderr=True, highlight=False)
-    device = find_device(options.device)
+    device = find_device()
     if isinstance(device, str) and options.gpu:
         console.print(f"--gpu: {device}", style="red", markup=False)
         return 2
@@ -98,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = render(sections, options.note, device)
     print(text)
     if options.json:
-        options.json.write_text(json.dumps([each.as_json() for each in sections]))
+        options.json.write_text(json.dumps([asdict(each) for each in sections]))
     if options.write:
         rewrite(README, {"table": text})
     return 0
@@ -130,7 +119,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"any of: {names}",
     )
     add("--gpu", action="store_true", help="stop if there is no GPU (default: leave those out)")
-    add("--device", type=whole(0, 1023), default=0, help="which GPU (0)")
     add("--quick", action="store_true", help="fewer samples, less memory (half a minute)")
     add("--json", type=Path, metavar="FILE", help="write every sample there")
     add("--write", action="store_true", help="put the tables into this bench's README.md")

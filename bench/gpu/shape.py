@@ -1,4 +1,4 @@
-"""A model folder of Llama-3.1-8B's shape without its weights: nothing is downloaded.
+"""Write a model folder of Llama-3.1-8B's shape without weights: 3 MB, nothing is downloaded.
 
 python -m bench.gpu.shape FOLDER
 """
@@ -10,7 +10,6 @@ from pathlib import Path
 from bench.cli import start, teaching_parser
 from bench.serve.tiny_model import ModelShape, write_shape
 
-WHAT = "Write a model folder of Llama-3.1-8B's shape, without weights: 3 MB, nothing downloaded."
 TEACH = """Serve it with --load-format dummy. Steps and KV cost what the real model's cost, 128 KiB
 of KV per token in bfloat16; its text is noise."""
 LLAMA_8B = ModelShape(
@@ -27,7 +26,7 @@ LLAMA_8B = ModelShape(
 
 def main() -> None:
     """Write the folder that was named."""
-    parser = teaching_parser("python -m bench.gpu.shape", WHAT, TEACH)
+    parser = teaching_parser("python -m bench.gpu.shape", (__doc__ or "").splitlines()[0], TEACH)
     parser.add_argument("folder", type=Path, help="where the model goes")
     folder: Path = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)

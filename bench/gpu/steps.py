@@ -16,6 +16,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from bench.common.tables import mean, quantile
@@ -56,6 +57,11 @@ class Size:
     rates: tuple[int, ...]
     programs: int  # that arrive at each rate
     arms: tuple[str, ...]
+
+    @property
+    def folder(self) -> str:
+        """Of `bench ab`, in the result folder."""
+        return f"ab-{self.programs}"
 
 
 SHORT = Size(10, (1, 6), 24, (PLAIN, OURS))
@@ -122,51 +128,39 @@ def machine(ended: Ended) -> Reading:
     return (Verdict.PROVEN if found else Verdict.FAILED), "; ".join(found)
 
 
-def tests(name: str) -> Callable[[Ended], Reading]:
+def tests(name: str, ended: Ended) -> Reading:
     """Of a JUnit file: tests that ran. Where all are skipped nothing is known."""
-
-    def read(ended: Ended) -> Reading:
-        suites = ElementTree.parse(ended.out / name).getroot().findall("testsuite")
-        num_skipped = sum(int(suite.get("skipped", 0)) for suite in suites)
-        num_run = sum(int(suite.get("tests", 0)) for suite in suites) - num_skipped
-        verdict = Verdict.PROVEN if num_run else Verdict.NOT_REACHED
-        return verdict, f"{num_run} tests passed, {num_skipped} skipped"
-
-    return read
+    suites = ElementTree.parse(ended.out / name).getroot().findall("testsuite")
+    num_skipped = sum(int(suite.get("skipped", 0)) for suite in suites)
+    num_run = sum(int(suite.get("tests", 0)) for suite in suites) - num_skipped
+    verdict = Verdict.PROVEN if num_run else Verdict.NOT_REACHED
+    return verdict, f"{num_run} tests passed, {num_skipped} skipped"
 
 
-def aims(name: str) -> Callable[[Ended], Reading]:
+def aims(name: str, ended: Ended) -> Reading:
     """Of bench.copy_engine's file: every aim met. Where there is none, that it was measured."""
-
-    def read(ended: Ended) -> Reading:
-        sections = json.loads((ended.out / name).read_text())
-        targets = [Target(**each) for section in sections for each in section["targets"]]
-        if missed := [str(each) for each in targets if not each.is_met]:
-            return Verdict.FAILED, "; ".join(missed)
-        num_rows = sum(len(section["rows"]) for section in sections)
-        told = f"{len(targets)} aims met" if targets else f"{num_rows} rows measured, no aim"
-        return (Verdict.PROVEN if num_rows else Verdict.NOT_REACHED), told
-
-    return read
+    sections = json.loads((ended.out / name).read_text())
+    targets = [Target(**each) for section in sections for each in section["targets"]]
+    if missed := [str(each) for each in targets if not each.is_met]:
+        return Verdict.FAILED, "; ".join(missed)
+    num_rows = sum(len(section["rows"]) for section in sections)
+    told = f"{len(targets)} aims met" if targets else f"{num_rows} rows measured, no aim"
+    return (Verdict.PROVEN if num_rows else Verdict.NOT_REACHED), told
 
 
-def sweep(size: Size, arm: str, folder: str) -> Callable[[Ended], Reading]:
+def sweep(size: Size, arm: str, ended: Ended) -> Reading:
     """Of `bench ab`: mean and P95 JCT at each rate, first tokens, and whether answers are stock's;
     ours must not be longer than stock vLLM's."""
-
-    def read(ended: Ended) -> Reading:
-        told, verdict = [], Verdict.PROVEN
-        for rate in size.rates:
-            found = by_arm(ended.out / folder / f"rate-{rate}")
-            if arm not in found or (arm == OURS and PLAIN not in found):
-                return Verdict.NOT_REACHED, f"rate {rate}: no run of {arm} or of {PLAIN} is done"
-            jct_s = BY_KEY["jct_mean_s"].value
-            if arm == OURS and jct_s(found[arm]) > jct_s(found[PLAIN]):
-                verdict = Verdict.FAILED
-            told.append(f"{rate}/s: {figures(found[arm], found.get(PLAIN))}")
-        return verdict, "; ".join(told)
-
-    return read
+    told, verdict = [], Verdict.PROVEN
+    for rate in size.rates:
+        found = by_arm(ended.out / size.folder / f"rate-{rate}")
+        if arm not in found or (arm == OURS and PLAIN not in found):
+            return Verdict.NOT_REACHED, f"rate {rate}: no run of {arm} or of {PLAIN} is done"
+        jct_s = BY_KEY["jct_mean_s"].value
+        if arm == OURS and jct_s(found[arm]) > jct_s(found[PLAIN]):
+            verdict = Verdict.FAILED
+        told.append(f"{rate}/s: {figures(found[arm], found.get(PLAIN))}")
+    return verdict, "; ".join(told)
 
 
 def figures(run: Loaded, plain: Loaded | None) -> str:
@@ -192,37 +186,29 @@ def _column(run: Loaded) -> compare.Column:
     return compare.Column((run.run.arm, 0.0), run.run.arm, {0: run})
 
 
-def evenness(size: Size, folder: str) -> Callable[[Ended], Reading]:
+def evenness(size: Size, ended: Ended) -> Reading:
     """Gaps between tokens where everything fits, and what our hooks took per turn."""
-
-    def read(ended: Ended) -> Reading:
-        found = by_arm(ended.out / folder / f"rate-{size.rates[0]}")
-        p99 = {arm: BY_KEY["gap_p99_ms"].value(run) for arm, run in found.items()}
-        if not {PLAIN, OURS} <= p99.keys():
-            return Verdict.NOT_REACHED, f"no run of {PLAIN} or {OURS} is done"
-        hooks_ms = BY_KEY["hooks_ms"].value(found[OURS])
-        is_even = p99[OURS] <= UNEVEN_AT_MOST * p99[PLAIN] and hooks_ms <= HOOKS_MS
-        p50 = {arm: quantile(gaps(run), 0.5) for arm, run in found.items()}
-        told = ", ".join(f"{arm} {p50[arm]:.1f} and {p99[arm]:.1f} ms" for arm in p99)
-        told = f"gaps of tokens, P50 and P99: {told}; our hooks {hooks_ms:.2f} ms per turn"
-        return (Verdict.PROVEN if is_even else Verdict.FAILED), told
-
-    return read
+    found = by_arm(ended.out / size.folder / f"rate-{size.rates[0]}")
+    p99 = {arm: BY_KEY["gap_p99_ms"].value(run) for arm, run in found.items()}
+    if not {PLAIN, OURS} <= p99.keys():
+        return Verdict.NOT_REACHED, f"no run of {PLAIN} or {OURS} is done"
+    hooks_ms = BY_KEY["hooks_ms"].value(found[OURS])
+    is_even = p99[OURS] <= UNEVEN_AT_MOST * p99[PLAIN] and hooks_ms <= HOOKS_MS
+    p50 = {arm: quantile(gaps(run), 0.5) for arm, run in found.items()}
+    told = ", ".join(f"{arm} {p50[arm]:.1f} and {p99[arm]:.1f} ms" for arm in p99)
+    told = f"gaps of tokens, P50 and P99: {told}; our hooks {hooks_ms:.2f} ms per turn"
+    return (Verdict.PROVEN if is_even else Verdict.FAILED), told
 
 
-def layout(size: Size, folder: str) -> Callable[[Ended], Reading]:
+def layout(size: Size, ended: Ended) -> Reading:
     """Seconds per token with vLLM's own layout, and with the block outermost, at the first rate."""
-
-    def read(ended: Ended) -> Reading:
-        folders = (ended.out / STOCK_LAYOUT, ended.out / folder)
-        runs = [by_arm(each / f"rate-{size.rates[0]}").get(OURS) for each in folders]
-        if None in runs:
-            return Verdict.NOT_REACHED, "one of the two has no run that is done"
-        stock, ours = (BY_KEY["tpot_mean_s"].value(run) for run in runs if run)
-        verdict = Verdict.PROVEN if ours <= SLOWER_AT_MOST * stock else Verdict.FAILED
-        return verdict, f"TPOT {1e3 * ours:.2f} ms, with vLLM's own layout {1e3 * stock:.2f} ms"
-
-    return read
+    folders = (ended.out / STOCK_LAYOUT, ended.out / size.folder)
+    runs = [by_arm(each / f"rate-{size.rates[0]}").get(OURS) for each in folders]
+    if None in runs:
+        return Verdict.NOT_REACHED, "one of the two has no run that is done"
+    stock, ours = (BY_KEY["tpot_mean_s"].value(run) for run in runs if run)
+    verdict = Verdict.PROVEN if ours <= SLOWER_AT_MOST * stock else Verdict.FAILED
+    return verdict, f"TPOT {1e3 * ours:.2f} ms, with vLLM's own layout {1e3 * stock:.2f} ms"
 
 
 def disk(ended: Ended) -> Reading:
@@ -248,7 +234,7 @@ def _copies(name: str, decides: str, only: str, dry: str, limit_s: float, quick:
     out, sizes = ("--json", f"{{out}}/{file}"), ("--quick",) * quick
     command = (*COPIES, "--gpu", *sizes, "--only", only, *out)
     rehearsal = (*COPIES, "--quick", "--only", dry, *out)
-    return Step(name, decides, command, limit_s, aims(file), rehearsal, leaves=file)
+    return Step(name, decides, command, limit_s, partial(aims, file), rehearsal, leaves=file)
 
 
 def _equal(
@@ -301,16 +287,15 @@ DECIDES = {
 
 def plan(size: Size) -> list[Step]:
     """Every step of this size, in order of what it decides."""
-    folder = f"ab-{size.programs}"
 
     def serving(arm: str) -> Step:
-        ab = _ab(arm, size.rates, size.programs, folder)
+        ab = _ab(arm, size.rates, size.programs, size.folder)
         limit_s = 90.0 + 100.0 * len(size.rates)
-        read = sweep(size, arm, folder)
-        return Step(arm, DECIDES[arm], ab, limit_s, read, (*ab, "--dry-run"), leaves=folder)
+        read = partial(sweep, size, arm)
+        return Step(arm, DECIDES[arm], ab, limit_s, read, (*ab, "--dry-run"), leaves=size.folder)
 
     stock, ours, *others = size.arms
-    at_first = f"{{out}}/{folder}/rate-{size.rates[0]}"
+    at_first = f"{{out}}/{size.folder}/rate-{size.rates[0]}"
     stock_layout = (
         *("env", "CONTINUUM_KV_LAYOUT=stock"),
         *_ab(OURS, size.rates[:1], size.programs, STOCK_LAYOUT),
@@ -320,7 +305,7 @@ def plan(size: Size) -> list[Step]:
         "A block in one run, which is one copy, does not slow decoding",
         stock_layout,
         240.0,
-        layout(size, folder),
+        partial(layout, size),
         (*stock_layout, "--dry-run"),
         leaves=STOCK_LAYOUT,
     )
@@ -329,7 +314,7 @@ def plan(size: Size) -> list[Step]:
         "Tokens come as evenly as from stock vLLM where everything fits, hooks take 0.5 ms",
         (*BENCH, "report", at_first),
         30.0,
-        evenness(size, folder),
+        partial(evenness, size),
         "there are no runs to read",
     )
     steps = [MACHINE, ENGINE, FLASH, SHAPE, serving(stock), serving(ours), in_one_run]
@@ -355,7 +340,7 @@ ENGINE = Step(
     "The copy engine is right over the real driver: every path, order, growth",
     _tests("gpu"),
     150.0,
-    tests("engine.xml"),
+    partial(tests, "engine.xml"),
     _tests("native"),
     leaves="engine.xml",
     is_gate=True,
@@ -417,7 +402,7 @@ ANSWERED = (  # by an H200, and asked again where there is time
     _copies(
         "aims",
         "It copies at 95 % of the bus, and both ways at once",
-        *("peak,duplex", "submit", 120.0, False),
+        *("duplex", "submit", 120.0, False),
     ),
     _copies(
         "submit",
@@ -437,7 +422,7 @@ ANSWERED = (  # by an H200, and asked again where there is time
     _copies(
         "beside",
         "What a step pays beside transfers, and the best path by size of a piece",
-        *("decode,layout,sweep", "submit", 200.0, True),
+        *("decode,sweep", "submit", 200.0, True),
     ),
 )
 STEPS = tuple(plan(LONG))

@@ -7,10 +7,8 @@ takes no time. The prompts of these benches are never asked twice, so nothing is
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,17 +43,14 @@ class Rival:
 RIVALS = {
     "simple": Rival("SimpleCPUOffloadConnector", SimpleWorker),
     "offloading": Rival("OffloadingConnector", OffloadingWorker, {"eviction_policy": "lru"}),
-    "offloading-arc": Rival("OffloadingConnector", OffloadingWorker, {"eviction_policy": "arc"}),
 }
 
 
 def engine_of(name: str, num_slots: int, **common: Any) -> Engine:
     """An engine with a connector that does nothing, a rival's, or ours with that policy."""
     if name == NOTHING:
-        module = "bench.hook_cost.nothing"
-        return Engine(
-            connector="NothingConnector", connector_module=module, extra_config={}, **common
-        )
+        module = "tests.vllm.idle_connector"
+        return Engine(connector="IdleConnector", connector_module=module, extra_config={}, **common)
     if name in RIVALS:
         config = {"cpu_bytes_to_use": num_slots * SLOT_BYTES} | RIVALS[name].options
         return Engine(connector=RIVALS[name].connector, extra_config=config, **common)
@@ -65,11 +60,9 @@ def engine_of(name: str, num_slots: int, **common: Any) -> Engine:
     return engine
 
 
-def progress(args: argparse.Namespace) -> Callable[[str], None]:
-    """What says on stderr how far we are, unless it is not wanted."""
-    if not args.progress:
-        return lambda text: None
-    return lambda text: print(f"  {text} ...", file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """On stderr, how far we are."""
+    print(f"  {text} ...", file=sys.stderr, flush=True)
 
 
 # --- what they are filled with ---------------------------------------------------------------
@@ -96,15 +89,6 @@ def run_turns(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
         if number % 64 == 63:
             engine.run_until_idle()
     engine.run_until_idle()
-
-
-def leave_copies(engine: Engine, num_programs: int, prompt_tokens: int) -> None:
-    """Run one turn of each program to its end, whose store does not end."""
-    engine.worker.hold = True
-    names = [f"copied{number}" for number in range(num_programs)]
-    for number, name in enumerate(names):
-        engine.add(name, prompt_tokens, 1, seed=2_000_000 + number, program=name)
-    engine.run_until_idle(until=lambda: engine.finish_reasons.keys() >= set(names))
 
 
 def fill_dram(side: Any, num_blocks: int, num_programs: int) -> None:

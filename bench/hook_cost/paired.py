@@ -2,8 +2,7 @@
 
 Stock and ours take the same step one after the other, and the clock is the CPU time of the
 scheduler's thread: who else uses the machine, and when, hardly shows. What is timed is the
-scheduler's own methods, no hook of ours by itself. With `--copies`, the stores of so many turns are
-under way all the time, as many of them as a step's window takes. Run from the repository root:
+scheduler's own methods, no hook of ours by itself. Run from the repository root:
 
     python -m bench.hook_cost.paired
 """
@@ -21,19 +20,26 @@ from typing import Any
 
 import numpy as np
 
-from bench.cli import many, positive, start, teaching_parser
+from bench.cli import many, start, teaching_parser, whole
+from bench.common.tables import markdown
 from bench.hook_cost.arms import (
     NOTHING,
     OURS,
     engine_of,
     fill_dram,
-    leave_copies,
-    progress,
     remember_programs,
     run_turns,
+    say,
 )
 from continuum_connector.config import POLICIES
 from tests.vllm.harness import Engine
+
+COLUMNS = ("pins", "policy", "stock, us", "ours, us", "paired difference, us", "% of stock")
+# Turns that decode at once, programs remembered, blocks of both tiers; tokens of each turn, whose
+# `output` is the least: none ends while it is measured; steps before that.
+SIZES = {"running": 256, "programs": 10_000, "dram_blocks": 100_000, "vram_blocks": 120_000}
+SIZES |= {"prompt": 256, "output": 3000, "warmup": 60}
+MOST_STEPS = SIZES["output"] - SIZES["warmup"] - 1
 
 
 class TimedEngine:
@@ -89,7 +95,6 @@ def build_pair(args: argparse.Namespace, policy: str, num_pins: int) -> list[Tim
     pins, so that as many blocks are in each prefix cache: a step looks into that, and the larger it
     is, the slower.
     """
-    say = progress(args)
     common: dict[str, Any] = {
         "num_blocks": args.vram_blocks,
         "max_num_seqs": args.running,
@@ -98,15 +103,12 @@ def build_pair(args: argparse.Namespace, policy: str, num_pins: int) -> list[Tim
     say(f"building stock, and {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
     stock = Engine(connector=None, **common)
     ours = engine_of(policy, args.dram_blocks, **common)
-    run_turns(stock, num_pins + args.copies, args.prompt)
-    if policy == NOTHING:
-        run_turns(ours, num_pins + args.copies, args.prompt)
-    else:
+    run_turns(stock, num_pins, args.prompt)
+    if policy != NOTHING:
         remember_programs(ours.connector.side, args.programs)
-        run_turns(ours, num_pins, args.prompt)  # each is pinned
+    run_turns(ours, num_pins, args.prompt)  # each is pinned
+    if policy != NOTHING:
         fill_dram(ours.connector.side, args.dram_blocks, args.programs)
-        if args.copies:
-            leave_copies(ours, args.copies, args.prompt)
     for engine in (stock, ours):
         engine.check = lambda: None  # of every block, between the steps: cold caches
     return [TimedEngine(*arm, args) for arm in (("stock", stock), (policy, ours))]
@@ -133,7 +135,6 @@ def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, A
 
     Two engines at a time: a third would find the caches as another of ours left them.
     """
-    say = progress(args)
     arms = stock, ours = build_pair(args, policy, num_pins)
     say("warming up")
     interleave(arms, args.warmup)
@@ -142,23 +143,21 @@ def measure(args: argparse.Namespace, policy: str, num_pins: int) -> dict[str, A
     return {
         "policy": policy,
         "pins": 0 if policy == NOTHING else len(ours.engine.connector.side.pins),
-        "copies": len(ours.engine.worker.pending),
         "stock_step_us": stock.step_us,
         "step_us": ours.step_us,
     }
 
 
-def row(result: dict[str, Any]) -> str:
-    """One line of the table."""
+def row(result: dict[str, Any]) -> list[object]:
+    """Of the table; differences step by step, and between what their median lies."""
     stock, ours = np.array(result["stock_step_us"]), np.array(result["step_us"])
     added = np.sort(ours - stock)
     median, low, high = np.median(added), *interval(added)
-    of_stock = 100 / np.median(stock)
-    return (
-        f"| {result['pins']:,} | {result['copies']} | {result['policy']} | {np.median(stock):.0f} "
-        f"| {np.median(ours):.0f} | {median:+.1f} ({low:+.1f} to {high:+.1f}) "
-        f"| {median * of_stock:+.1f} ({low * of_stock:+.1f} to {high * of_stock:+.1f}) |"
-    )
+    cells = [f"{result['pins']:,}", result["policy"]]
+    cells += [f"{np.median(each):.0f}" for each in (stock, ours)]
+    for unit in (1, 100 / np.median(stock)):
+        cells.append(f"{median * unit:+.1f} ({low * unit:+.1f} to {high * unit:+.1f})")
+    return cells
 
 
 def interval(ordered: Any) -> tuple[float, float]:
@@ -173,21 +172,10 @@ def main() -> None:
     add, arms = parser.add_argument, (NOTHING, *OURS)
     known, told = (NOTHING, *POLICIES), f"of {', '.join(arms)}"
     add("--policies", nargs="+", default=arms, choices=known, metavar="NAME", help=told)
-    add("--running", type=positive, default=256, help="turns decoding at once")
-    add("--programs", type=many, default=10_000, help="programs remembered")
-    add("--dram-blocks", type=many, default=100_000, help="blocks in DRAM")
-    add("--vram-blocks", type=positive, default=120_000, help="VRAM pool in blocks")
-    add("--copies", type=many, default=0, help="stores of ours that are under way meanwhile")
-    add("--prompt", type=positive, default=256, help="prompt tokens of each turn")
-    add("--output", type=positive, default=3000, help="output tokens, at least")
-    add("--steps", type=positive, default=1000, help="steps of each arm and row")
-    add("--warmup", type=positive, default=60, help="steps before that")
+    add("--steps", type=whole(1, MOST_STEPS), default=1000, help="steps of each arm and row")
     add("--json", type=Path, help="write all samples here")
-    add("--quiet", dest="progress", action="store_false", help="no progress lines")
     add("--pins", type=many, nargs="+", default=[0, 1000], help="held by ours: a row each")
-    args = parser.parse_args()
-    if args.warmup + args.steps >= args.output:
-        parser.error(f"--output {args.output}: turns would end while they are measured; more")
+    args = parser.parse_args(namespace=argparse.Namespace(**SIZES))
     results = [
         measure(args, policy, n)
         for n in args.pins
@@ -195,9 +183,7 @@ def main() -> None:
         if policy != NOTHING or n == args.pins[0]
     ]
     print(f"{args.running} running turns, {args.steps} pairs of steps, CPU time\n")
-    print("| pins | copies | policy | stock, us | ours, us | paired difference, us | % of stock |")
-    print("|---|---|---|---|---|---|---|")
-    print("\n".join(row(result) for result in results))
+    print(markdown(COLUMNS, map(row, results)))
     if args.json:
         args.json.write_text(json.dumps(results))
 

@@ -16,13 +16,15 @@ import argparse
 import copy
 import gc
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +39,8 @@ from bench.hook_cost.arms import (
     RIVALS,
     engine_of,
     fill_dram,
-    progress,
     remember_programs,
+    say,
 )
 from continuum_connector.connector import WorkerMetadata
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
@@ -49,7 +51,7 @@ STOCK = "stock"  # plain vLLM, not the policy of that name
 ARMS = (STOCK, NOTHING, *RIVALS, *OURS)
 NEW_TOKENS = 64  # of a tool's answer
 ROUND = 10  # steps of one arm, before the others take as many
-BEFORE, AFTER = ("add_request", "schedule"), ("update_from_output",)
+Around = Callable[[str], AbstractContextManager[Any]]  # of a part of a step: before, after
 PACKAGE = str(Path(continuum_connector.__file__).parent) + os.sep
 
 
@@ -117,7 +119,6 @@ class Arm:
         self._numbers = np.random.default_rng(1)
         self._back: deque[str] = deque()  # programs whose next turn comes with the next step
         self._num_turns: dict[str, int] = {}
-        self.steps: list[dict[str, float]] = []
         for number in range(args.running):
             # Begun one by one, they end one by one.
             self._add(f"program{number}", self._tokens(args.context), args.running)
@@ -127,7 +128,7 @@ class Arm:
         for _ in range(args.running + args.warmup):
             self.step()
 
-    def step(self, around: Callable[[str], Any] | None = None) -> None:
+    def step(self, around: Around = nullcontext) -> None:
         """The turn that ended in the last step is followed by its program's next, and one step is
         taken. `around(part)`: a context for what is done before the launch, and after it."""
         while self._back:
@@ -137,17 +138,17 @@ class Arm:
             self._add(program, tokens, self._args.running, around)
         self._step(around)
 
-    def _add(self, program: str, tokens: list[int], num: int, around: Any = None) -> None:
+    def _add(self, program: str, tokens: list[int], num: int, around: Around = nullcontext) -> None:
         turn = self._num_turns[program] = self._num_turns.get(program, 0) + 1
-        with _within(around, "before"):
+        with around("before"):
             self.engine.add(f"{program}.{turn}", tokens, num, program=program)
 
-    def _step(self, around: Any = None) -> None:
+    def _step(self, around: Around = nullcontext) -> None:
         self.engine.clock.advance(self.engine.step_s)
-        with _within(around, "before"):
+        with around("before"):
             step = self.scheduler.schedule()
         output = self._sampler.run(step)
-        with _within(around, "after"):
+        with around("after"):
             told = self.scheduler.update_from_output(step, output)
         for batch in told.values():
             for each in batch.outputs:
@@ -159,27 +160,13 @@ class Arm:
         return found
 
 
-@contextmanager
-def _within(around: Callable[[str], Any] | None, part: str) -> Iterator[None]:
-    if around is None:
-        yield
-        return
-    with around(part):
-        yield
-
-
 # --- what is measured -----------------------------------------------------------------------
-class Timed:
-    """CPU time of the parts of one step, in microseconds."""
-
-    def __init__(self) -> None:
-        self.us = {"before": 0.0, "after": 0.0}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        began = time.thread_time()
-        yield
-        self.us[part] += (time.thread_time() - began) * 1e6
+@contextmanager
+def timed(us: dict[str, float], part: str) -> Iterator[None]:
+    """Add the CPU time of a part, in microseconds."""
+    began = time.thread_time()
+    yield
+    us[part] += (time.thread_time() - began) * 1e6
 
 
 class Counted:
@@ -187,7 +174,6 @@ class Counted:
 
     def __init__(self) -> None:
         self.numbers: dict[str, dict[str, int]] = {}
-        self.functions: dict[str, list[int]] = {}  # of ours: calls, bytecodes
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
@@ -196,24 +182,15 @@ class Counted:
         )
 
         def called(frame: Any, _event: str, _arg: Any) -> Any:
+            is_ours = frame.f_code.co_filename.startswith(PACKAGE)
             of_part["calls"] += 1
+            of_part["our_calls"] += is_ours
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            code = frame.f_code
-            if not code.co_filename.startswith(PACKAGE):
-                return traced(None)
-            of_part["our_calls"] += 1
-            name = f"{part} {code.co_filename[len(PACKAGE) :]}:{code.co_qualname}"
-            function = self.functions.setdefault(name, [0, 0])
-            function[0] += 1
-            return traced(function)
 
-        def traced(function: list[int] | None) -> Any:
             def trace(_frame: Any, event: str, _arg: Any) -> Any:
                 if event == "opcode":
                     of_part["codes"] += 1
-                    if function is not None:
-                        of_part["our_codes"] += 1
-                        function[1] += 1
+                    of_part["our_codes"] += is_ours
                 return trace
 
             return trace
@@ -242,92 +219,76 @@ class Measured:
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self._name, self._args = name, args
-        say = progress(args)
         say(f"{name}: contexts of {args.context:,} tokens, {args.running} of them")
         self._arm = Arm(name, args)
         self._chill = _other_work()
+        self._us: dict[str, list[float]] = {"before": [], "after": []}  # of each step
         gc.collect()
         gc.freeze()  # as EngineCore does once it is built (freeze_gc_heap)
         say(f"{name}: ready")
 
-    def times(self, num: int) -> list[dict[str, float]]:
-        """CPU time of `num` steps, by part, in microseconds."""
-        times = []
+    def step(self, num: int) -> None:
+        """Take so many; their times are kept."""
         for _ in range(num):
             self._chill()
-            timed = Timed()
-            self._arm.step(timed)
-            times.append(timed.us)
-        return times
+            us = dict.fromkeys(self._us, 0.0)
+            self._arm.step(partial(timed, us))
+            for part, spent in us.items():
+                self._us[part].append(spent)
 
-    def result(self, times: list[dict[str, float]]) -> dict[str, Any]:
-        """Those times, and what is counted in some more steps."""
+    def result(self) -> dict[str, Any]:
+        """CPU times by part in microseconds, and what is counted in some more steps."""
         counted = Counted()
         num = min(self._args.steps, 20)
         for _ in range(num):
             self._arm.step(counted)
-        most = sorted(counted.functions.items(), key=lambda each: -each[1][1])
         return {
             "arm": self._name,
             "context": self._args.context,
-            "us": {part: [each[part] for each in times] for part in times[0]},
+            "us": self._us,
             "counts": {
                 part: {key: value / num for key, value in numbers.items()}
                 for part, numbers in counted.numbers.items()
             },
-            "functions": {name: [each / num for each in numbers] for name, numbers in most},
         }
 
 
 class InProcess:
     """An arm in a process of its own, that takes as many steps as it is told to."""
 
-    def __init__(self, name: str, context: int, args: argparse.Namespace) -> None:
-        command = [sys.executable, "-m", "bench.hook_cost.turns", "--one", name]
-        for key in ("running", "steps", "warmup", "programs"):
-            command += [f"--{key}", str(getattr(args, key))]
-        command += ["--contexts", str(context)] + ([] if args.progress else ["--quiet"])
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-        self._told()  # ready; so none is built while another is
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self._process = ProcessPoolExecutor(1, spawn, _serve, (name, args))
+        self.step(0)  # ready; so none is built while another is
 
     def step(self, num: int) -> None:
-        self._tell(num)
-        self._told()
+        self._process.submit(_step, num).result()
 
     def result(self) -> dict[str, Any]:
         """All times, and counts; ends the process."""
-        self._tell(0)
-        result: dict[str, Any] = self._told()
-        self._process.communicate()
-        return result
+        with self._process:
+            return self._process.submit(_result).result()
 
-    def _tell(self, num: int) -> None:
-        assert self._process.stdin is not None
-        print(num, file=self._process.stdin, flush=True)
 
-    def _told(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"an arm ended with {self._process.wait()}; its error is above")
-        return json.loads(line)
+_served: list[Measured] = []  # the one arm of this process, where it is an arm's
 
 
 def _serve(name: str, args: argparse.Namespace) -> None:
-    """What runs in the process of an arm: a line is answered by a line."""
-    out, sys.stdout = sys.stdout, sys.stderr  # vLLM may print
-    arm, times = Measured(name, args), list[dict[str, float]]()
-    print(json.dumps("ready"), file=out, flush=True)
-    while num := int(sys.stdin.readline()):
-        times += arm.times(num)
-        print(json.dumps(len(times)), file=out, flush=True)
-    print(json.dumps(arm.result(times)), file=out, flush=True)
+    sys.stdout = sys.stderr  # vLLM may print
+    _served.append(Measured(name, args))
 
 
-def _in_turn(names: Sequence[str], context: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+def _step(num: int) -> None:
+    _served[0].step(num)
+
+
+def _result() -> dict[str, Any]:
+    return _served[0].result()
+
+
+def _in_turn(names: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     """The results of all arms, which take `ROUND` steps each, forwards and then backwards."""
-    arms = [InProcess(name, context, args) for name in names]
+    arms = [InProcess(name, args) for name in names]
     done = 0
     while done < args.steps:
         num = min(ROUND, args.steps - done)
@@ -374,26 +335,17 @@ def main() -> None:
     add("--programs", type=many, default=10_000, help="others remembered, whose blocks fill DRAM")
     add("--steps", type=positive, default=200, help="steps that are timed; up to 20 are counted")
     add("--warmup", type=many, default=20, help="steps before that")
-    add("--functions", type=many, default=0, metavar="N", help="the N of ours with most bytecodes")
     add("--json", type=Path, help="write all samples here")
-    add("--quiet", dest="progress", action="store_false", help="no progress lines")
-    add("--one", choices=ARMS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        args.context = args.contexts[0]
-        _serve(args.one, args)
-        return
     print(f"{args.running} running turns, one ends and one begins per step, CPU time\n")
     print(f"| {' | '.join(COLUMNS)} |")
     print("|---" * len(COLUMNS) + "|")
     results = []
     names = [STOCK, *(each for each in args.arms if each != STOCK)]
     for context in args.contexts:
-        of_all = _in_turn(names, context, args)
+        of_all = _in_turn(names, argparse.Namespace(**vars(args), context=context))
         for result in of_all:
             print(_row(result, of_all[0]), flush=True)
-            for function, (calls, codes) in list(result["functions"].items())[: args.functions]:
-                print(f"    {codes:9,.1f} bytecodes {calls:7.1f} calls {function}")
         results += of_all
     if args.json:
         args.json.write_text(json.dumps(results))

@@ -20,7 +20,6 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM reads it when it is
 
 from bench.cli import any_number, positive, start, teaching_parser
 from bench.common.tables import markdown
-from bench.storm.agents import Force
 
 TEACH = """\
 what must be true (exit status 1 otherwise)
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     options = parse(argv)
     try:
-        run = fire(Force(options.requests, options.seed), lambda text: print(text, file=sys.stderr))
+        run = fire(options.requests, options.seed, lambda text: print(text, file=sys.stderr))
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -5,45 +5,39 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.serve.apis import APIS
 from bench.serve.server import SERVED_NAME
 from bench.storm.garbage import BODIES, encode, spoil
+from bench.storm.judge import ABORTED, Ended, Tally
 from bench.storm.plan import Agent, Turn, draw_agent, text
-from bench.storm.record import ABORTED, Ended, Tally
 
 if TYPE_CHECKING:
     from bench.storm.fake import FakeServer
 
-RESETS = ("", "?reset_running_requests=true", "?reset_external=true")
-RESETS += ("?reset_running_requests=true&reset_external=true",)
+RESETS = [  # as vLLM's scheduler is asked
+    {"reset_running_requests": running, "reset_connector": connector}
+    for connector in (False, True)
+    for running in (False, True)
+]
 AT_ONCE = 24  # agents, forks not counted
-NUM_RESETS, NUM_SWITCHES, NUM_PROBES = 8, 4, 60
-PROBES = [text(random.Random(f"probe {i}"), 200) for i in range(6)]
+NUM_RESETS, NUM_SWITCHES = 8, 4
 SWITCH_S = 1.5  # the connector reads its switch once a second
 
 Event = Callable[[], Awaitable[None]]
 
 
-@dataclass(frozen=True)
-class Force:
-    """How strong a storm. Equal ones fire the same agents, in the same order."""
-
-    requests: int = 1000
-    seed: int = 1
-
-
 @dataclass
 class Storm:
-    """One storm at one server. `switch`: the file that switches the connector."""
+    """So many requests at one server. Equal ones fire the same agents, in the same order."""
 
     client: FakeServer
-    force: Force
-    switch: Path
+    requests: int
+    seed: int = 1
     tally: Tally = field(default_factory=Tally)
     sent: int = 0
     done: int = 0
@@ -63,11 +57,11 @@ class Storm:
     # --- agents -----------------------------------------------------------------------
     @property
     def _over(self) -> bool:
-        return self.sent >= self.force.requests
+        return self.sent >= self.requests
 
     async def _worker(self) -> None:
         while not self._over:
-            await self._live(draw_agent(self.force.seed, next(self._numbers)), [])
+            await self._live(draw_agent(self.seed, next(self._numbers)), [])
 
     async def _live(self, agent: Agent, history: list[str], parent: str = "") -> None:
         """Take the agent's turns; `history` alternates its texts and the answers."""
@@ -136,40 +130,28 @@ class Storm:
     # --- what happens meanwhile ---------------------------------------------------------
     def _weather(self) -> list[tuple[float, Event]]:
         """What is due after so many requests: as much in each quarter as in any other."""
-        num = self.force.requests
-        resets = [(num * (i + 0.5) / NUM_RESETS, self._resetting(i)) for i in range(NUM_RESETS)]
-        probes = [(num * (i + 0.5) / NUM_PROBES, self._probing(i)) for i in range(NUM_PROBES)]
-        off = [(num * (i + 0.25) / NUM_SWITCHES, self._switching) for i in range(NUM_SWITCHES)]
-        return [*resets, *probes, *off]
 
-    def _resetting(self, number: int) -> Event:
-        async def reset() -> None:
-            query = RESETS[number % len(RESETS)]
-            self.tally.add(await self.client.reset(query), f"a reset{query}")
+        def due(times: int, part: float, event: Callable[[int], Awaitable[None]]) -> Iterator[Any]:
+            for number in range(times):
+                yield self.requests * (number + part) / times, partial(event, number)
 
-        return reset
+        return [*due(NUM_RESETS, 0.5, self._reset), *due(NUM_SWITCHES, 0.25, self._switch)]
 
-    def _probing(self, number: int) -> Event:
-        return lambda: self._probe(number % len(PROBES))
+    async def _reset(self, number: int) -> None:
+        how = RESETS[number % len(RESETS)]
+        self.tally.add(await self.client.reset(**how), f"a reset, {how}")
 
-    async def _switching(self) -> None:
+    async def _switch(self, _number: int) -> None:
         """Off for a while, and on again; longer in a longer storm."""
         self._say("off")
-        now, until = asyncio.get_running_loop().time, self.done + self.force.requests / 40
+        now, until = asyncio.get_running_loop().time, self.done + self.requests / 40
         began = now()
         while now() < began + SWITCH_S or (self.done < until and not self._over):
             await asyncio.sleep(0.2)
         self._say("on")
 
     def _say(self, word: str) -> None:
-        self.switch.write_text(f"{word}\n")
-
-    async def _probe(self, number: int) -> None:
-        """The same question as ever, whose blocks are shared, dropped and found again."""
-        body = {"model": SERVED_NAME, "temperature": 0, "vllm_xargs": {"job_id": f"probe-{number}"}}
-        body |= APIS["completions"].body([PROBES[number]], 12)
-        ended = await self.client.generate("completions", encode(body), {})
-        self.tally.add(ended, f"probe {number}")
+        self.client.switch.write_text(f"{word}\n")
 
 
 def request(

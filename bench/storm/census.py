@@ -11,7 +11,6 @@ from typing import Any
 
 PACKAGE = "continuum_connector"
 CONTAINERS = (dict, list, set, frozenset, tuple)
-GROWN, FEW = 1.1, 64  # larger is what is so by this factor, and by so many items
 
 
 def count(root: object) -> dict[str, int]:
@@ -27,15 +26,6 @@ def count(root: object) -> dict[str, int]:
                     known.add(id(each))
                     left.append(each)
     return dict(found)
-
-
-def larger(
-    middle: Mapping[str, float], last: Mapping[str, float]
-) -> dict[str, tuple[float, float]]:
-    """What is larger last than in the middle, by name: both values. What stands at its bound is
-    not; a few more may be chance."""
-    both = {name: (float(middle.get(name, 0)), float(value)) for name, value in last.items()}
-    return {n: v for n, v in both.items() if v[1] > GROWN * v[0] and v[1] > v[0] + FEW}
 
 
 def num_objects() -> int:

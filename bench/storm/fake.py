@@ -23,7 +23,7 @@ from bench.sim.clock import Clock
 from bench.sim.engine import Engine, Progress
 from bench.sim.hardware import GB, Machine, machine
 from bench.storm import front
-from bench.storm.record import ABORTED, RESET_REFUSED, Ended
+from bench.storm.judge import ABORTED, RESET_REFUSED, Ended
 from continuum_connector.observe.account import METRICS, Kind
 from continuum_connector.switch_endpoint import PERIOD_S, SwitchFile
 
@@ -37,11 +37,6 @@ MAX_MODEL_LEN = 4096
 TIMEOUT_S = 180.0
 STEP_S = 0.02  # so slow that clients hang up, and turns overlap, as on a CPU
 NAP_S = 0.25  # an idle engine is asked so often whether it has something to do
-WANTED = {  # of our metrics, what a storm is judged by
-    *("pins_started", "pins_ended", "pins_live", "pinned_blocks", "held_blocks"),
-    *("transfers_admitted", "transfers_in_flight", "dram_blocks", "disk_blocks"),
-    *("stores", "loads", "writes", "reads", "hit_tokens", "prompt_tokens"),
-}
 
 
 def storm_machine() -> Machine:
@@ -95,14 +90,10 @@ class FakeServer:
         except asyncio.TimeoutError:
             return Ended(ABORTED if abort_s else f"no answer within {TIMEOUT_S:g} s")
 
-    async def reset(self, query: str) -> Ended:
+    async def reset(self, **how: bool) -> Ended:
         """Empty the prefix cache, as vLLM's API server has its engine do it."""
-        said = {word.partition("=")[0] for word in query.removeprefix("?").split("&")}
         try:
-            self.engine.scheduler.reset_prefix_cache(
-                reset_running_requests="reset_running_requests" in said,
-                reset_connector="reset_external" in said,
-            )
+            self.engine.scheduler.reset_prefix_cache(**how)
         except RuntimeError as error:
             is_vllms = "Failed to reset KV cache" in str(error)
             return Ended(RESET_REFUSED if is_vllms else "500", str(error))
@@ -170,7 +161,7 @@ class FakeServer:
             ("vllm:prefix_cache_hits_total", frozenset()): self._num_local,
             ("vllm:prefix_cache_queries_total", frozenset()): self._num_prompt,
         }
-        for metric in (each for each in METRICS if each.name in WANTED):
+        for metric in METRICS:
             name = metric.full_name + "_total" * (metric.kind is Kind.COUNTER)
             for label in metric.labels:
                 labels = frozenset({(metric.label, label)} if label else ())

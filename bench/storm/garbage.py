@@ -78,8 +78,7 @@ _CONTINUUM = ("program", "parent", "final", "ttl_s", "keep_s", "tools", "compact
 _AGENT_HINT = ("trajectory_id", "session_id", "parent_session_id", "expected_resume", "final")
 _AGENT_HINT += ("ttl_s", "tools", "lease_until", "kv_priority")
 _XARGS = ("job_id", "program_id", "is_last_step", "this_func_call", "session_id")
-_TOP = ("job_id", "program_id", "is_last_step", "this_func_call", "session_id")
-_TOP += ("prompt_cache_key", "prompt_cache_retention", "metadata", "cache_control", "cache_salt")
+_TOP = ("prompt_cache_key", "prompt_cache_retention", "metadata", "cache_control", "cache_salt")
 PLACES: tuple[tuple[str, ...], ...] = (
     ("kv_transfer_params",),
     ("vllm_xargs",),
@@ -88,7 +87,7 @@ PLACES: tuple[tuple[str, ...], ...] = (
     *(("kv_transfer_params", "continuum", name) for name in (*_CONTINUUM, "unheard_of")),
     *(("kv_transfer_params", "agent_hint", name) for name in _AGENT_HINT),
     *(("vllm_xargs", name) for name in _XARGS),
-    *((name,) for name in _TOP),
+    *((name,) for name in (*_XARGS, *_TOP)),
 )
 HEADERS = (
     *("X-Session-ID", "X-Agent-Hint", "X-Dynamo-Session-ID", "X-Dynamo-Session-Final"),

@@ -1,19 +1,83 @@
-"""What must be true after a storm: every finding with its numbers, and whether it holds."""
+"""What is kept of a storm: requests by how they ended, looks at the server. And what must be true
+of it: every finding with its numbers, and whether it holds."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
-from bench.serve.metrics import total
-from bench.storm import census
-from bench.storm.record import Look, Run
+from bench.serve.metrics import Metrics, total
 
+ABORTED = "hung up by us"  # the client's own doing; not a status
+# vLLM's own answer to reset_running_requests while a step or a load is under way
+# (v1/core/sched/scheduler.py, reset_prefix_cache), as docs/switch-off.md says
+RESET_REFUSED = "reset refused by vLLM"
+EXPECTED = {"200", "400", ABORTED, RESET_REFUSED}  # 400: the client's mistake
+KEPT = 20  # examples of what was not expected
+
+
+@dataclass
+class Ended:
+    """How a request ended: a status, ABORTED, or what is wrong in words."""
+
+    status: str
+    text: str = ""  # of the answer, or of the error
+
+
+@dataclass
+class Tally:
+    """Requests by how they ended."""
+
+    by_status: dict[str, int] = field(default_factory=dict)
+    unexpected: list[str] = field(default_factory=list)
+
+    def add(self, ended: Ended, what: str) -> None:
+        """Count one; `what` was sent."""
+        self.by_status[ended.status] = self.by_status.get(ended.status, 0) + 1
+        if ended.status not in EXPECTED and len(self.unexpected) < KEPT:
+            said = " ".join(ended.text.split())[:200]
+            self.unexpected.append(f"{ended.status}: {what}: {said}")
+
+    @property
+    def num_ended(self) -> int:
+        return sum(self.by_status.values())
+
+    @property
+    def num_unexpected(self) -> int:
+        return sum(n for status, n in self.by_status.items() if status not in EXPECTED)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What there is after so many requests. `num_bytes`: of the process; `tables`: items by
+    container of ours."""
+
+    done: int
+    num_steps: int
+    num_bytes: float
+    num_objects: int
+    metrics: Metrics
+    tables: dict[str, int]
+
+
+@dataclass
+class Run:
+    """What the server did in the storm. `open_accounts`, `held`: of the idle server at the end."""
+
+    tally: Tally = field(default_factory=Tally)
+    looks: list[Look] = field(default_factory=list)
+    virtual_s: float = 0.0
+    open_accounts: list[str] = field(default_factory=list)
+    held: dict[str, float] = field(default_factory=dict)
+
+
+# --- what must be true ------------------------------------------------------------------------
 MOST_LOST = 0.05  # of all looked-up tokens, by which hits may fall
 ENOUGH = 1000  # requests; below that, a server still grows for many reasons
 FULL = 20_000  # requests by which the largest table is at its bound
+GROWN, FEW = 1.1, 64  # items: larger is what is so by this factor, and by so many
 MOST_GROWTH = 0.05  # of the process's level, over the whole storm
 HITS = {  # who counts, what is found and what is looked up
     "all tiers": ("continuum:hit_tokens_total", "continuum:prompt_tokens_total"),
@@ -80,10 +144,10 @@ HALVES = ((0.0, 0.5), (0.75, 1.0))
 def _rate(run: Run, found: str, asked: str, low: float, high: float) -> float:
     """Tokens found of tokens looked up, in one part of the requests."""
 
+    looks = _part(run, low, high)
+
     def added(name: str) -> float:
-        ends = (low * run.looks[-1].done, high * run.looks[-1].done)
-        before, after = (min(run.looks, key=lambda look: abs(look.done - end)) for end in ends)
-        return total(after.metrics, name) - total(before.metrics, name)
+        return total(looks[-1].metrics, name) - total(looks[0].metrics, name)
 
     return added(found) / added(asked) if added(asked) else 0.0
 
@@ -99,8 +163,10 @@ def _containers(run: Run) -> Finding:
     if run.looks[-1].done < FULL:
         text = f"below {FULL:,} requests tables still fill"
         return Finding("containers", Verdict.UNSEEN, text)
-    grown = census.larger(*(_medians(_part(run, *ends)) for ends in ((3 / 8, 5 / 8), (3 / 4, 1))))
-    named = (f"{name}: {a:,.0f}, then {b:,.0f}" for name, (a, b) in sorted(grown.items()))
+    middle, last = (_medians(_part(run, *ends)) for ends in ((3 / 8, 5 / 8), (3 / 4, 1)))
+    both = {name: (middle.get(name, 0.0), size) for name, size in sorted(last.items())}
+    grown = {name: (a, b) for name, (a, b) in both.items() if b > GROWN * a and b > a + FEW}
+    named = (f"{name}: {a:,.0f}, then {b:,.0f}" for name, (a, b) in grown.items())
     num = len(run.looks[-1].tables)
     text = "; ".join([f"{len(grown)} of {num} are larger at the end than in the middle", *named])
     return _found("containers", not grown, text)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from bench.serve.metrics import open_accounts, still_held
 from bench.storm import census, virtual
-from bench.storm.agents import Force, Storm
+from bench.storm.agents import Storm
 from bench.storm.fake import MAX_TTL_S, FakeServer
-from bench.storm.record import Look, Run
+from bench.storm.judge import Look, Run
 
 LOOKS = 60  # in a storm, or fewer:
 PER_LOOK = 50  # requests at least
@@ -21,13 +21,13 @@ IDLE_S = 60.0  # to let everything go once max_ttl_s is over
 Say = Callable[[str], None]
 
 
-def fire(force: Force, say: Say) -> Run:
+def fire(requests: int, seed: int, say: Say) -> Run:
     """Fire the storm, and see what is held once the server is left alone."""
     run = Run()
     with tempfile.TemporaryDirectory(prefix="storm-") as folder:
         server = FakeServer(Path(folder))
         try:
-            storm = Storm(server, force, server.switch, run.tally)
+            storm = Storm(server, requests, seed, run.tally)
             virtual.run(server.clock, server.go_on, _storm(run, storm, server, say))
         finally:
             server.close()
@@ -47,7 +47,7 @@ async def _storm(run: Run, storm: Storm, server: FakeServer, say: Say) -> None:
 
 async def _watch(run: Run, storm: Storm, server: FakeServer, say: Say) -> None:
     """Look as the storm goes on."""
-    num, next_look, said = storm.force.requests, 0, 0
+    num, next_look, said = storm.requests, 0, 0
     looks = max(1, min(LOOKS, num // PER_LOOK))
     while True:
         if storm.done * looks >= next_look * num:

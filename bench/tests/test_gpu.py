@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import signal
-import struct
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +15,11 @@ import typer
 
 from bench.copy_engine import run as copy_engine
 from bench.gpu import __main__ as main
-from bench.gpu import pack, runner, steps
+from bench.gpu import runner, steps
 from bench.gpu.runner import FILE, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, filled, said
 from bench.markers import replace as put
-from bench.serve import commands, results, rivals
+from bench.serve import commands, results
 from bench.serve.server import end_group
 from bench.tests import ab_results
 
@@ -231,11 +228,6 @@ def judged(name: str, out: Path) -> str:
 
 
 # --- the plan itself ----------------------------------------------------------------------
-def copies(argv: list[str]) -> None:
-    options = copy_engine.parse(argv)
-    assert options.json is not None
-
-
 def serve_equal(argv: list[str]) -> None:
     from tests.gpu.serve_equal import parse
 
@@ -263,8 +255,8 @@ def run_tests(argv: list[str]) -> None:
     assert Path(argv[0]).is_dir()
 
 
-PARSERS: dict[str, Callable[[list[str]], None]] = {
-    "bench.copy_engine.run": copies,
+PARSERS: dict[str, Callable[[list[str]], object]] = {
+    "bench.copy_engine.run": copy_engine.parse,
     "tests.gpu.serve_equal": serve_equal,
     "bench.serve.commands": bench,
     "bench.gpu.shape": one_folder,
@@ -343,66 +335,10 @@ def test_one_command_runs_the_plan_and_writes_what_came_of_it_where_people_read_
     assert "6 proven" in readme
 
 
-def test_what_the_engines_tests_import_is_packed() -> None:
-    """`engine` is a gate: on a host that lacks something of theirs nothing would be run."""
-    text = (runner.REPO / "conftest.py").read_text()
-    imported = {*re.findall(r"^(?:from|import) (\w+)", text, re.M)}
-    assert imported - {"continuum_connector", "tests"} - sys.stdlib_module_names <= {
-        *pack.BESIDE_VLLM
-    }
-
-
-def test_lmcache_is_packed_as_the_benches_install_it_in_the_release_that_was_named() -> None:
-    first, *others = pack.lmcache("0.5.2")
-    assert first == "lmcache==0.5.2"
-    assert {*others} == {each for each in rivals.packages(on_cpu=False) if "lmcache" not in each}
-
-
-@pytest.mark.parametrize(
-    ("given", "packed"),
-    [([], ["msgspec==1"]), (["--lmcache", "0.5.2"], ["llvmlite==1", "msgspec==1", "numba==1"])],
-)
-def test_what_a_host_has_and_what_only_lmcache_imports_is_left_out(
-    given: list[str], packed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """LMCache's server and its connector end at their import without numba."""
-    names = ("llvmlite", "msgspec", "numba", "nvidia-cublas", "torch", "torchvision", "triton")
-    resolved = "\n".join(f"{name}==1" for name in names)
-    monkeypatch.setattr(pack, "run", lambda *line, text="": resolved)
-    assert pack.requirements(pack.parse(["out", *given])) == packed
-
-
-def test_kernels_of_other_cards_are_zeroed_and_nothing_moves() -> None:
-    entries = b"".join(
-        struct.pack("<HHIQ", 2, 0, 32, 8) + bytes(12) + struct.pack("<I", arch) + bytes([arch]) * 8
-        for arch in (80, 90)
-    )
-    fatbin = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(entries)) + entries
-    names = b"\0.nv_fatbin\0.shstrtab\0"
-    table = 64 + len(fatbin) + len(names)
-    head = bytearray(64)
-    struct.pack_into("<Q", head, 0x28, table)
-    struct.pack_into("<HHH", head, 0x3A, 64, 3, 2)
-    sections = [(0, 0, 0), (1, 64, len(fatbin)), (12, 64 + len(fatbin), len(names))]
-    heads = b"".join(
-        struct.pack("<IIQQQQ", name, 1, 0, 0, offset, size) + bytes(24)
-        for name, offset, size in sections
-    )
-    library = bytearray(bytes(head) + fatbin + names + heads)
-    trimmed = pack.one_arch(bytearray(library), 90)
-    assert len(trimmed) == len(library)
-    assert bytes([80]) * 8 in library
-    assert bytes([80]) * 8 not in trimmed
-    assert bytes([90]) * 8 in trimmed
-
-
-def test_readme_tells_what_the_last_gpu_said() -> None:
-    text = main.README.read_text()
-    assert put(text, main.IN_README, main.in_short(main.committed())) == text
-
-
-def test_limits_md_quotes_what_the_last_gpu_said() -> None:
-    text = main.LIMITS.read_text()
-    assert put(text, main.MARKER, main.quoted(main.committed())) == text, (
-        "run: python -m bench.gpu --write, or put the block back"
-    )
+def test_readme_and_limits_tell_what_the_last_gpu_said() -> None:
+    known = main.committed()
+    told = {main.README: (main.IN_README, main.in_short(known))}
+    told[main.LIMITS] = (main.MARKER, main.quoted(known))
+    for path, (marker, text) in told.items():
+        page = path.read_text()
+        assert put(page, marker, text) == page, "run: python -m bench.gpu --write, or put it back"

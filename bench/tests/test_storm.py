@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ import pytest
 from bench.serve.apis import APIS
 from bench.serve.metrics import Metrics, open_accounts, parse_metrics, still_held
 from bench.storm import census
-from bench.storm.agents import Force, Storm
+from bench.storm.agents import Storm
 from bench.storm.garbage import BODIES, PLACES, VALUES, encode, put, spoil
-from bench.storm.judge import Verdict, judge
+from bench.storm.judge import ABORTED, RESET_REFUSED, Ended, Look, Run, Tally, Verdict, judge
 from bench.storm.plan import WHO, draw_agent
-from bench.storm.record import ABORTED, RESET_REFUSED, Ended, Look, Run, Tally
 
 # --- what it fires ---------------------------------------------------------------------------
 FROM_NOBODY: Any = None  # a server that is never asked
@@ -61,14 +59,14 @@ def test_what_was_spoiled_is_said_in_few_words() -> None:
 
 
 def test_resets_and_switches_fall_evenly_on_the_storms_quarters() -> None:
-    storm = Storm(FROM_NOBODY, Force(400), Path("switch"))
+    storm = Storm(FROM_NOBODY, 400)
     halves = [sum(low <= at < low + 100 for at, _ in storm._events) for low in (0, 100, 200, 300)]
     assert len(set(halves)) == 1
     assert not [1 for at, _ in storm._events if at >= 400]
 
 
-def test_a_fault_of_the_storms_own_is_raised_wherever_it_was(tmp_path: Path) -> None:
-    storm = Storm(FROM_NOBODY, Force(1), tmp_path / "switch")
+def test_a_fault_of_the_storms_own_is_raised_wherever_it_was() -> None:
+    storm = Storm(FROM_NOBODY, 1)
 
     async def fault() -> None:
         raise ZeroDivisionError

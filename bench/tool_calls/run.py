@@ -21,6 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from bench.cli import positive, start, teaching_parser
+from bench.common.tables import markdown
 from continuum_connector.toolcalls import BEGINNINGS, ENDS, TAIL_TOKENS, THINKING, ToolReader, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +33,7 @@ PROSE = (
     "edit anything I want to see the test fail for this reason and no other one. "
 )
 VOCABULARY = 16_384
+COLUMNS = ("tail of 512 tokens", "characters", "decode us", "parse us", "read us (p99)")
 
 
 def train() -> PreTrainedTokenizerFast:
@@ -95,8 +97,7 @@ def main() -> None:
     reader = ToolReader(lambda: tokenizer, time.perf_counter, not_read.append)
     reader.start()
     reader.join()
-    print("| tail of 512 tokens | characters | decode us | parse us | read us (p99) |")
-    print("|---|---:|---:|---:|---:|")
+    rows = []
     for name, token_ids in tails(tokenizer).items():
         text = tokenizer.decode(token_ids)
         decode, _ = micros(lambda ids=token_ids: tokenizer.decode(ids), rounds)
@@ -107,8 +108,9 @@ def main() -> None:
             reader.read(token_ids)
 
         whole, worst = micros(read, rounds)
-        numbers = f"{decode:.0f} | {parsing:.0f} | {whole:.0f} ({worst:.0f})"
-        print(f"| {name.replace('_', ' ')} | {len(text)} | {numbers} |")
+        cells = (f"{decode:.0f}", f"{parsing:.0f}", f"{whole:.0f} ({worst:.0f})")
+        rows.append((name.replace("_", " "), len(text), *cells))
+    print(markdown(COLUMNS, rows))
     assert not not_read, not_read
 
 

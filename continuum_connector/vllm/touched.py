@@ -376,7 +376,7 @@ def _names(parts: Collection[Part]) -> str:
 @functools.cache
 def missing() -> tuple[Touch, ...]:
     """The names that this vLLM lacks, as far as a scheduler needs them. Looks once, in some
-    milliseconds (bench/hook_cost/probe.py)."""
+    milliseconds (bench/hook_cost/README.md)."""
     unasked = Part.NOTHING, Part.PLUGIN, Part.WORKER
     asked = (each for each in TOUCHED if each.needs not in unasked)
     return tuple(each for each in asked if not is_there(each))

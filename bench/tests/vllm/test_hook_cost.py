@@ -1,4 +1,4 @@
-"""What bench/hook_cost measures: steps that only decode, turns that go on, idle workers."""
+"""What bench/hook_cost measures: steps that only decode, turns that go on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 
 from bench.hook_cost.arms import RIVALS
-from bench.hook_cost.calls import LAYERS, WORKERS, of_worker
 from bench.hook_cost.paired import build_pair, interleave, measure, row
 from bench.hook_cost.turns import STOCK, Counted, InProcess, Measured
 from bench.hook_cost.turns import _row as turns_row
-from tests.vllm import kv_caches
 
 # --- paired: steps that only decode ----------------------------------------------------------
 SMALL = argparse.Namespace(
     running=8,
-    copies=0,
     programs=20,
     dram_blocks=200,
     vram_blocks=2000,
@@ -25,16 +22,14 @@ SMALL = argparse.Namespace(
     output=16,
     steps=40,
     warmup=4,
-    progress=False,
 )
 
 
-def test_copies_are_under_way_all_the_time() -> None:
-    args = argparse.Namespace(**vars(SMALL) | {"copies": 4, "output": 60, "steps": 20, "warmup": 2})
+def test_each_step_is_taken_by_both_and_pins_are_held_meanwhile() -> None:
+    args = argparse.Namespace(**vars(SMALL) | {"output": 60, "steps": 20, "warmup": 2})
     result = measure(args, "adaptive", num_pins=8)
-    assert (len(result["step_us"]), result["pins"]) == (20, 12)
-    assert result["copies"] > 0
-    assert f"| 12 | {result['copies']} | adaptive |" in row(result)
+    assert [len(result[key]) for key in ("stock_step_us", "step_us")] == [20, 20]
+    assert row(result)[:2] == ["8", "adaptive"]
 
 
 def test_every_block_in_the_full_dram_is_ranked_when_room_is_made() -> None:
@@ -57,12 +52,13 @@ def test_a_step_that_only_decodes_costs_ours_a_few_calls() -> None:
 
 
 # --- turns: none costs us more if its context is longer --------------------------------------
-TURNS = {"running": 8, "programs": 20, "steps": 16, "warmup": 4, "progress": False}
+TURNS = {"running": 8, "programs": 20, "steps": 16, "warmup": 4}
 
 
 def result_of(name: str, context: int) -> dict[str, Any]:
     arm = Measured(name, argparse.Namespace(context=context, **TURNS))
-    return arm.result(arm.times(TURNS["steps"]))
+    arm.step(TURNS["steps"])
+    return arm.result()
 
 
 def codes_of(name: str, context: int) -> dict[str, float]:
@@ -87,17 +83,8 @@ def test_every_arm_ends_a_turn_and_begins_one_per_step(name: str) -> None:
 
 
 def test_an_arm_in_a_process_of_its_own_takes_the_steps_that_it_is_told_to() -> None:
-    arm = InProcess(STOCK, 512, argparse.Namespace(**TURNS))
+    arm = InProcess(STOCK, argparse.Namespace(context=512, **TURNS))
     for num in (3, 1):
         arm.step(num)
     result = arm.result()
     assert (result["arm"], len(result["us"]["after"])) == (STOCK, 4)
-
-
-# --- calls: the same each time, whoever else uses the machine --------------------------------
-@pytest.mark.skipif(not kv_caches.LAYOUTS, reason="vLLM <= 0.28")
-def test_a_worker_without_orders_is_counted_hook_by_hook() -> None:
-    counted = of_worker(WORKERS["a tier"], 4)
-    assert counted.numbers["step"]["our_calls"] < 4 * len(LAYERS), "none for a layer"
-    called = {name.rpartition(".")[2]: num for name, (num, _) in counted.functions.items()}
-    assert called["wait_for_save"] == called["build_connector_worker_meta"] == 4

@@ -13,11 +13,9 @@ import pytest
 from bench.sim.clock import Clock
 from bench.storm import __main__ as command
 from bench.storm import front, virtual
-from bench.storm.agents import Force
 from bench.storm.fake import FakeServer, StuckError
-from bench.storm.judge import Verdict
+from bench.storm.judge import ABORTED, Ended, Verdict
 from bench.storm.plan import STOPS
-from bench.storm.record import ABORTED, Ended
 from bench.storm.run import fire
 from continuum_connector.scheduler.turns import Turns
 
@@ -38,7 +36,7 @@ def test_a_small_storm_ends_well(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_equal_storms_end_equal() -> None:
-    one, other = (fire(Force(80, seed=3), lambda text: None) for _ in range(2))
+    one, other = (fire(80, 3, lambda text: None) for _ in range(2))
     assert one.tally == other.tally
     assert one.virtual_s == other.virtual_s
     for mine, theirs in zip(one.looks, other.looks, strict=True):
@@ -137,7 +135,7 @@ def test_a_table_of_ours_that_is_never_emptied_is_counted(monkeypatch: pytest.Mo
         return begin(self, *given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Turns, "begin", leak)
-    run = fire(Force(100), lambda text: None)
+    run = fire(100, 1, lambda text: None)
     assert run.looks[-1].tables["Turns.leaked"] == len(kept) > 50
 
 

@@ -1,4 +1,5 @@
-"""What the caller pays for a submit, in microseconds of the calling thread."""
+"""What the caller pays for a submit, in microseconds of the calling thread; and how soon what it
+hands over is copied, beside a step loop that holds the GIL."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import time
 
 from bench.copy_engine.machine import Machine
 from bench.copy_engine.report import Say, Section, Target, spread
-from bench.copy_engine.rig import Rig, another_core, compute
+from bench.copy_engine.rig import Rig, another_core, checked, compute
 from bench.copy_engine.sizes import Sizes
+from continuum_connector.worker import abi
 from continuum_connector.worker.abi import Direction
 
 PIECE = 64  # bytes: what is copied does not matter here
@@ -16,7 +18,8 @@ STEP_S = 0.005  # of compute between two transfers: the lane naps
 PAUSE_S = 0.06  # longer than the lane naps: it sleeps, and must be woken
 NO_TAG = 1 << 40
 RARE = 5  # one in so many samples, where each takes a pause
-AIM_US = 20.0
+AIM_US, AIM_MS = 20.0, 5.0
+HIGH = 98  # percentile of a hand-over
 
 
 def measure_submit(machine: Machine, sizes: Sizes, say: Say) -> Section:
@@ -101,3 +104,40 @@ LANES = {
     "(nothing submitted)": _nothing_submitted,
     "asleep": lambda rig, blocks, calls: _after(PAUSE_S, rig, blocks, -(-calls // RARE)),
 }
+
+
+# --- hand-over --------------------------------------------------------------------------------
+def measure_delay(machine: Machine, sizes: Sizes, say: Say) -> Section:
+    """Milliseconds from before the hand-over to the first driver call, and to the end."""
+    with another_core():
+        rig = Rig(machine, sizes.handed_blocks, sizes.handed_bytes).started()
+    num_bytes = sizes.handed_blocks * sizes.handed_bytes
+    section = Section(
+        "delay",
+        f"Hand-over of {sizes.handed_blocks} blocks ({num_bytes >> 20} MiB) beside "
+        f"{sizes.step_s * 1e3:g} ms steps of pure Python, ms ({machine.name})",
+        ("issued: median", f"p{HIGH}", "max", "done: median", f"p{HIGH}", "max"),
+        note="Copies run on another core than the steps.",
+    )
+    issued, done = list[float](), list[float]()
+    with rig:
+        for step in range(sizes.steps):
+            if step % max(1, sizes.steps // 4) == 0:
+                say(f"hand-over, batch {step} of {sizes.steps}")
+            began = time.monotonic_ns()
+            rig.submit(Direction.STORE, 0, rig.num_blocks)
+            ended = _steps_until_done(rig, sizes.step_s)
+            issued.append((ended.start_ns - began) / 1e6)
+            done.append((ended.done_ns - began) / 1e6)
+    section.rows.append((*spread(issued, HIGH), *spread(done, HIGH)))
+    section.samples |= {"issued": issued, "done": done}
+    text = f"hand-over to issue by the engine, p{HIGH} ({machine.name})"
+    section.targets.append(Target(text, float(section.rows[0][1]), AIM_MS, "ms"))
+    return section
+
+
+def _steps_until_done(rig: Rig, step_s: float) -> abi.RawCompletion:
+    while True:
+        compute(step_s)  # pure Python: it holds the GIL and gives it up only when asked to
+        for each in rig.engine.poll_timed():
+            return checked(each)
