@@ -55,7 +55,7 @@ def test_a_block_of_commands_is_fenced_and_marked(block: Block) -> None:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.mark == "run"], ids=str)
 def test_a_cheap_block_runs(block: Block, tmp_path: Path) -> None:
-    entry = shlex.quote("from continuum_connector.tools.cli.entry import main; main()")
+    entry = shlex.quote("from continuum_connector.tools.cli import main; main()")
     _command(tmp_path / "continuum", f"-c {entry}")
     for name in ("python", "python3"):
         _command(tmp_path / name, "")

@@ -88,7 +88,7 @@ def _of_app(title: str, app: typer.Typer) -> Iterator[Command]:
 
 
 def _continuum() -> None:
-    from continuum_connector.tools.cli.entry import main
+    from continuum_connector.tools.cli import main
 
     main()
 

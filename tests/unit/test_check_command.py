@@ -313,7 +313,7 @@ def test_a_python_without_vllm_and_torch(tmp_path: Path) -> None:
             top = Path(str(path.locate()).removesuffix(str(path))) / path.parts[0]
             if ".." not in path.parts and not (site / top.name).exists():
                 (site / top.name).symlink_to(top)
-    code = "from continuum_connector.tools.cli.entry import main; main()"
+    code = "from continuum_connector.tools.cli import main; main()"
     done = subprocess.run(
         [tmp_path / "bin/python", "-c", code, "check", "--json"],
         capture_output=True,

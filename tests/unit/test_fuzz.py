@@ -26,7 +26,7 @@ from tests.fuzz.servers import Servers, servers
 from tests.fuzz.values import RECORD
 
 RUNS, LIMIT_S = 260, 0.2
-MAIN = "from continuum_connector.tools.cli.entry import main; main()"
+MAIN = "from continuum_connector.tools.cli import main; main()"
 ENVIRON = {**os.environ, "PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
 ENVIRON.pop("PYTHONUNBUFFERED", None)
 

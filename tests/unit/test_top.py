@@ -30,7 +30,7 @@ from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.top import WINDOW_S, Watch, screen
 
 ROOT = Path(__file__).resolve().parents[2]
-MAIN = "from continuum_connector.tools.cli.entry import main; main()"
+MAIN = "from continuum_connector.tools.cli import main; main()"
 HOST = 'engine="0",model_name="tiny"'
 VLLM = {
     f"vllm:num_requests_running{{{HOST}}}": 3.0,

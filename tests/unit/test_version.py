@@ -39,7 +39,7 @@ def test_both_versions_are_said(
 
 def test_no_vllm_is_imported_for_it() -> None:
     script = (
-        "import sys; from continuum_connector.tools.cli.entry import main\n"
+        "import sys; from continuum_connector.tools.cli import main\n"
         "sys.argv = ['continuum', '--version']\n"
         "try: main()\n"
         "finally: print(sorted({'vllm', 'torch'} & set(sys.modules)))"
