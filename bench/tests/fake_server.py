@@ -45,7 +45,7 @@ class FakeApi:
         self.metrics = ""  # more lines for /metrics
         self.at_once = 0
         self.most_at_once = 0
-        self._gate = gate
+        self.gate = gate
         self._answered = 0
         self.resets: list[str] = []  # their queries
         self.refuses = 0  # so many of them, as vLLM does while blocks are held
@@ -81,7 +81,7 @@ class FakeApi:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            trouble = await self._gate(body) if self._gate else None
+            trouble = await self.gate(body) if self.gate else None
             if trouble and trouble.status:
                 return web.json_response({"error": {"message": "not now"}}, status=trouble.status)
             return await self._stream(request, prompt, body, trouble)

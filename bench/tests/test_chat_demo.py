@@ -48,7 +48,7 @@ def test_a_turn_that_fails_is_told_with_status_1(
     async def gate(body: dict[str, object]) -> Trouble | None:
         return Trouble(status=400) if len(api.requests) == 8 else None
 
-    api._gate = gate
+    api.gate = gate
     assert demo.main([*SMALL, "--out", str(tmp_path)]) == 1
     assert "Continuum adaptive: agent-0" in capsys.readouterr().err
 

@@ -39,7 +39,7 @@ def test_it_shows_the_command_that_the_runner_then_starts(
     (run,) = results.load(tmp_path / "out")
     line = shlex.split(part(told, "none-priority").splitlines()[-1])
     port = line.index("--port") + 1
-    assert [*line[:port], "1", *line[port + 1 :]] == run.run.command
+    assert [*line[:port], "0", *line[port + 1 :]] == run.run.command
 
 
 @pytest.mark.parametrize("pressures", [(1.0, 4.0), (4.0, 1.0)])
