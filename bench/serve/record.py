@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import Distribution
 from pathlib import Path
 from types import TracebackType
@@ -22,9 +23,12 @@ PACKAGES = ("continuum-connector", "vllm", "torch", "lmcache", "vllm-router")
 
 
 class RunFolder:
-    """One run's folder, open for writing. Lines are whole on disk when a method returns."""
+    """One run's folder, open for writing. Lines are whole on disk when a method returns.
+    `tell` is called after each turn."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
+    def __init__(
+        self, folder: Path, run: Run, tell: Callable[[RunFolder], None] = lambda folder: None
+    ) -> None:
         """Begin the run: its record says `running` until `close`."""
         self.folder = folder
         self.run = run
@@ -34,6 +38,7 @@ class RunFolder:
         self._programs = _open(folder / results.PROGRAMS)
         self.num_turns = 0
         self.num_failed = 0
+        self._tell = tell
 
     def __enter__(self) -> RunFolder:
         return self
@@ -52,6 +57,7 @@ class RunFolder:
         self.num_turns += 1
         self.num_failed += bool(turn.error)
         _append(self._turns, turn)
+        self._tell(self)
 
     def program(self, program: Program) -> None:
         """A program ended."""

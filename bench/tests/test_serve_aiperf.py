@@ -84,7 +84,7 @@ def played(home: Path) -> Loaded:
     folder = home / "run"
     api = Api("http://127.0.0.1:9", patience=Patience(5))
     with RunFolder(folder, Run(name="run")) as out:
-        asyncio.run(client(home).drive(api, LOAD, out, lambda turn: None))
+        asyncio.run(client(home).drive(api, LOAD, out))
         out.close("done")
     return load_run(folder)
 
