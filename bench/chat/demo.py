@@ -14,10 +14,10 @@ from bench.chat.agents import ONE_TRY, agents
 from bench.cli import any_number, positive, real, start, teaching_parser
 from bench.serve import cli_ab, compare, results
 from bench.serve.server import ServerOptions
+from continuum_connector.tools.cli import ending
 
 BLOCK_SIZE = 32
 POOL_SHARE = 0.5  # of what all programs hold when each is half way: live contexts are twice it
-STOPPED = 130
 
 TEACH = """\
 what happens
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=options.seed,
     )
     state = cli_ab.run({options.out: asked})
-    return STOPPED if state == "interrupted" else verdict(options.out)
+    return ending.STOPPED if state == "interrupted" else verdict(options.out)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

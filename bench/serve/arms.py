@@ -164,10 +164,6 @@ def _continuum(config: dict[str, Any], has_disk: bool, place: Place) -> Setup:
     return Setup(connector=config, disk=disk)
 
 
-def _stock(*args: str) -> Callable[[Place], Setup]:
-    return lambda place: Setup(args=args)
-
-
 def _lmcache_mp(place: Place, is_lazy: bool = False, has_disk: bool = False) -> Setup:
     env, folder = _lmcache(place), place.folder() if has_disk else None
     side = LmcacheServer(place.dram_bytes, place.chunk(), place.on_cpu, env)
@@ -190,15 +186,8 @@ def _lmcache_v1(place: Place) -> Setup:
     return Setup(kv_transfer_config=config, env=env, args=("--disable-hybrid-kv-cache-manager",))
 
 
-def _simple(place: Place, **extra: Any) -> Setup:
-    return _vllm(place, "SimpleCPUOffloadConnector", **extra)
-
-
-def _offloading(place: Place, **extra: Any) -> Setup:
-    return _vllm(place, "OffloadingConnector", **extra)
-
-
 def _vllm(place: Place, connector: str, **extra: Any) -> Setup:
+    """One of the connectors that vLLM brings."""
     env: dict[str, str] = {}
     options = {"cpu_bytes_to_use": place.dram_bytes, **extra}
     config = _shimmed(place, env, connector, "cpu_native_shim", options)
@@ -209,7 +198,7 @@ def _tiering(place: Place) -> Setup:
     """vLLM's tiering; its `fs` tier has no bound, so disk_bytes say nothing to it."""
     folder = place.folder()
     tiers = [{"type": "fs", "root_dir": str(folder)}]
-    made = _offloading(place, spec_name="TieringOffloadingSpec", secondary_tiers=tiers)
+    made = OFFLOADING(place, spec_name="TieringOffloadingSpec", secondary_tiers=tiers)
     return replace(made, disk=folder)
 
 
@@ -247,12 +236,14 @@ def _config(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
     return {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
+SIMPLE = partial(_vllm, connector="SimpleCPUOffloadConnector")
+OFFLOADING = partial(_vllm, connector="OffloadingConnector")
 _KNOWN = (
-    ServerArm("none", "vLLM", _stock(), uses_dram=False),
+    ServerArm("none", "vLLM", lambda place: Setup(), uses_dram=False),
     ServerArm(
         "none-priority",
         "vLLM, program priority",
-        _stock("--scheduling-policy", "priority"),
+        lambda place: Setup(args=("--scheduling-policy", "priority")),
         uses_dram=False,
         priority=True,
     ),
@@ -261,10 +252,10 @@ _KNOWN = (
         "lmcache-mp-lazy", "LMCache MP lazy", partial(_lmcache_mp, is_lazy=True), forgets=False
     ),
     ServerArm("lmcache-v1", "LMCache V1", _lmcache_v1, forgets=False),
-    ServerArm("simple", "SimpleCPUOffload", _simple),
-    ServerArm("simple-lazy", "SimpleCPUOffload lazy", partial(_simple, lazy_offload=True)),
-    ServerArm("offloading-lru", "Offloading LRU", partial(_offloading, eviction_policy="lru")),
-    ServerArm("offloading-arc", "Offloading ARC", partial(_offloading, eviction_policy="arc")),
+    ServerArm("simple", "SimpleCPUOffload", SIMPLE),
+    ServerArm("simple-lazy", "SimpleCPUOffload lazy", partial(SIMPLE, lazy_offload=True)),
+    ServerArm("offloading-lru", "Offloading LRU", partial(OFFLOADING, eviction_policy="lru")),
+    ServerArm("offloading-arc", "Offloading ARC", partial(OFFLOADING, eviction_policy="arc")),
     ServerArm(
         "lmcache-mp-disk",
         "LMCache MP, disk",

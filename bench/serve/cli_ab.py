@@ -17,7 +17,6 @@ from bench.serve import page as page_of_results
 from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
 from bench.serve.load import find_client
-from bench.serve.preview import preview
 from bench.serve.results import Loaded, State
 from bench.serve.server import ServerOptions
 from bench.serve.tiny_model import make_model
@@ -118,13 +117,6 @@ def run(loads: Mapping[Path, Experiment]) -> State:
         if found := results.load(out) if (out / results.RUNS).is_dir() else []:
             show(console, found, out, experiment.arms[0])
     return state
-
-
-def dry_run(loads: Mapping[Path, Experiment]) -> State:
-    """Print what `run` would start, and for how long."""
-    for line in preview(loads):
-        print(line)
-    return "done"
 
 
 def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> None:

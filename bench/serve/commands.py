@@ -123,6 +123,7 @@ def ab(
     """
     from bench.serve import cli_ab
     from bench.serve.ab import DISK
+    from bench.serve.preview import preview
     from bench.serve.workloads import find_workload
 
     server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
@@ -145,7 +146,11 @@ def ab(
         disk_bytes=cli_ab.read_size("--disk", disk),
     )
     loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
-    _end((cli_ab.dry_run if dry_run else cli_ab.run)(loads))
+    if dry_run:
+        for line in preview(loads):
+            print(line)
+    else:
+        _end(cli_ab.run(loads))
 
 
 @app.command()

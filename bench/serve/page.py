@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -52,8 +52,6 @@ class Reported:
 
     runs: list[Loaded]
     points: list[Point]
-    caution: str = ""  # in HTML, where the runs are no real servers'
-    told: Mapping[str, str] = field(default_factory=dict)  # more of what was run, in HTML
 
 
 def read(folders: Sequence[Path], base: str = "") -> Reported:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,9 @@ ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a tiny model looks like: like Llama's; with a `window` like Gemma 3's, and with
-    `experts`, too, like gpt-oss; with the `state` of gated delta nets ("gdn") like Qwen3-Next,
-    with that of "mamba2" like Granite 4."""
+    """What a tiny model looks like. `family`: a key of CONFIGS, which says whose it is like."""
 
+    family: str = "llama"
     layers: int = 6
     hidden: int = 384
     heads: int = 6
@@ -45,16 +44,7 @@ class ModelShape:
     window: int = 0
     full_every: int = 6
     experts: int = 0
-    state: str = ""
     state_dim: int = 32  # of Mamba2's
-
-    @property
-    def family(self) -> str:
-        if self.state:
-            return {"gdn": "qwen3_next", "mamba2": "granite_hybrid"}[self.state]
-        if self.experts:
-            return "gpt_oss"
-        return "hybrid" if self.window else "llama"
 
     def kv_bytes_per_token(self, dtype_bytes: int = 4) -> int:
         """KV cache per token over all layers (a hybrid keeps less: windows are cut)."""
@@ -62,24 +52,12 @@ class ModelShape:
 
 
 LLAMA = ModelShape()
-HYBRID = ModelShape(hidden=256, heads=4, kv_heads=2, intermediate=512, window=128)
-GPT_OSS = ModelShape(
-    layers=4, hidden=256, heads=4, kv_heads=2, intermediate=256, window=128, full_every=2, experts=4
-)
+SMALL = ModelShape(layers=4, hidden=256, heads=4, kv_heads=2, intermediate=256)
+HYBRID = replace(SMALL, family="hybrid", layers=6, intermediate=512, window=128)
+GPT_OSS = replace(SMALL, family="gpt_oss", window=128, full_every=2, experts=4)
 # vLLM's gated delta nets for CPUs know --dtype bfloat16 only.
-QWEN3_NEXT = ModelShape(
-    layers=4,
-    hidden=256,
-    heads=4,
-    kv_heads=2,
-    intermediate=256,
-    full_every=4,
-    experts=4,
-    state="gdn",
-)
-GRANITE = ModelShape(
-    layers=4, hidden=256, heads=4, kv_heads=2, intermediate=512, full_every=4, state="mamba2"
-)
+QWEN3_NEXT = replace(SMALL, family="qwen3_next", full_every=4, experts=4)
+GRANITE = replace(SMALL, family="granite_hybrid", intermediate=512, full_every=4)
 # A prompt of 3,000 tokens takes seconds on two cores, and reading its 24 MiB of KV milliseconds.
 LARGE = ModelShape(layers=8, hidden=768, heads=12, kv_heads=2, intermediate=3072)
 SHAPES = {
@@ -251,10 +229,10 @@ def _granite_config(shape: ModelShape) -> dict[str, Any]:
 
 CONFIGS = {  # what config.json says beside that which all models say
     "llama": _llama_config,
-    "hybrid": _gemma_config,
-    "gpt_oss": _gpt_oss_config,
-    "qwen3_next": _qwen_config,
-    "granite_hybrid": _granite_config,
+    "hybrid": _gemma_config,  # Gemma 3, with a window
+    "gpt_oss": _gpt_oss_config,  # with a window and experts
+    "qwen3_next": _qwen_config,  # with the state of gated delta nets
+    "granite_hybrid": _granite_config,  # Granite 4, with that of Mamba2
 }
 
 
