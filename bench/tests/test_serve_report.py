@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -150,15 +151,16 @@ def test_an_interrupted_run_is_in_the_page_and_warned_of(tmp_path: Path) -> None
 
 
 # --- the command ----------------------------------------------------------------------------
+def report(*words: Path | str) -> Any:
+    return CliRunner().invoke(app, ["report", *map(str, words)])
+
+
 def test_the_command_writes_the_page_beside_the_runs_or_where_it_is_warned(tmp_path: Path) -> None:
-    folder = measured(tmp_path, run_of("none"), 1.0).parents[1]
-    done = CliRunner().invoke(app, ["report", str(folder)])
-    assert done.exit_code == 0, done.output
+    measured(tmp_path, run_of("none"), 1.0)
+    done, other = report(tmp_path), report(tmp_path, "-o", tmp_path / "x.html")
+    assert done.exit_code == other.exit_code == 0, done.output
     assert "report.html: 0." in done.output
-    other = tmp_path / "x.html"
-    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(other)])
-    assert done.exit_code == 0, done.output
-    assert other.read_text() == (folder / "report.html").read_text()
+    assert (tmp_path / "x.html").read_text() == (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -169,12 +171,10 @@ def test_the_command_says_in_a_sentence_why_there_is_no_page(
     tmp_path: Path, made: str, said: str
 ) -> None:
     path = tmp_path / made
+    (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
     if path.suffix:
-        path.parent.mkdir(parents=True)
         path.write_text("{")
-    else:
-        path.mkdir(exist_ok=True)
-    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    done = report(tmp_path)
     assert done.exit_code == 1
     assert said in done.output
     assert "Traceback" not in done.output
