@@ -13,7 +13,9 @@ from pathlib import Path
 from bench.chat.agents import ONE_TRY, agents
 from bench.cli import any_number, positive, real, start, teaching_parser
 from bench.serve import cli_ab, compare, results
+from bench.serve.ab import Experiment
 from bench.serve.server import ServerOptions
+from bench.serve.tiny_model import make_model
 from continuum_connector.tools.cli import ending
 
 BLOCK_SIZE = 32
@@ -55,10 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
         print(f"this machine is busy (load {load:.1f} on {cores} cores): times will vary")
-    asked = cli_ab.experiment(
-        arms=options.arms,
-        dram=options.dram,
-        model=None,
+    pressures, dram_bytes = cli_ab.read_dram(options.dram)
+    asked = Experiment(
+        arms=cli_ab.read_arms(options.arms),
+        pressures=pressures,
+        dram_bytes=dram_bytes,
+        model=make_model(),
         server=ServerOptions(num_blocks=blocks, block_size=BLOCK_SIZE),
         workload=work,
         patience=ONE_TRY,
