@@ -35,7 +35,7 @@ Gate = Callable[[dict[str, Any]], Awaitable["Trouble | None"]]
 
 
 class FakeApi:
-    """A server in this event loop, as an async context manager; `url` is where it listens."""
+    """A server in this event loop; `url` is where it listens."""
 
     def __init__(self, gate: Gate | None = None) -> None:
         self.url = ""
@@ -49,27 +49,23 @@ class FakeApi:
         self._answered = 0
         self.resets: list[str] = []  # their queries
         self.refuses = 0  # so many of them, as vLLM does while blocks are held
-        self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> FakeApi:
+    async def listen(self) -> web.AppRunner:
+        """Answer from now on; whoever cleans up what is returned ends it."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/reset_prefix_cache", self._reset)
-        self._runner = web.AppRunner(
+        runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
         )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=8192)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=8192)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(self, *ended: object) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        return runner
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -148,10 +144,12 @@ def fake_server(gate: Gate | None = None) -> Iterator[FakeApi]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
-        yield server
+        runner = asyncio.run_coroutine_threadsafe(server.listen(), loop).result(10)
+        try:
+            yield server
+        finally:
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
     finally:
-        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
