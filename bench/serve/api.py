@@ -129,21 +129,17 @@ class Api:
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         url = self.front + path
         payload = msgspec.json.encode({**body, **STREAM, "return_token_ids": "prompt" in body})
-        answer = Answer(time.perf_counter())
+        sent, failures = time.perf_counter(), list[str]()
         wait_s = self.patience.backoff_s
         for left in range(self.patience.retries, -1, -1):
+            answer = Answer(sent, failures=failures)
             try:
                 async with self._asked("POST", url, data=payload, headers=headers) as response:
                     await self._read(response.content, answer)
-                answer.error = ""
                 break
             except ApiError as failure:
-                answer.error = str(failure)
-                answer.failures.append(answer.error)
-                answer.first = answer.last = 0.0
-                answer.gaps_ms.clear()
-                answer.tokens.clear()
-                answer.text = ""
+                failures.append(str(failure))
+                answer = Answer(sent, failures=failures, error=str(failure))
                 if not failure.again or not left:
                     break
             await asyncio.sleep(wait_s)

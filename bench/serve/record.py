@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from importlib.metadata import Distribution
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import msgspec
@@ -43,12 +42,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if self.run.state == "running":
             self.close("interrupted", f"{kind.__name__}: {error}" if kind else "")
 
