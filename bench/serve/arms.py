@@ -182,16 +182,14 @@ def _lmcache_v1(place: Place) -> Setup:
         "LMCACHE_MAX_LOCAL_CPU_SIZE": f"{place.dram_bytes / 2**30:.9f}",
         "LMCACHE_CHUNK_SIZE": str(place.chunk()),
     }
-    config = _shimmed(place, env, "LMCacheConnectorV1", "cpu_lmcache_v1", {})
-    return Setup(kv_transfer_config=config, env=env, args=("--disable-hybrid-kv-cache-manager",))
+    made = _shimmed(place, "LMCacheConnectorV1", "cpu_lmcache_v1", {}, env)
+    return replace(made, args=("--disable-hybrid-kv-cache-manager",))
 
 
 def _vllm(place: Place, connector: str, **extra: Any) -> Setup:
     """One of the connectors that vLLM brings."""
-    env: dict[str, str] = {}
     options = {"cpu_bytes_to_use": place.dram_bytes, **extra}
-    config = _shimmed(place, env, connector, "cpu_native_shim", options)
-    return Setup(kv_transfer_config=config, env=env)
+    return _shimmed(place, connector, "cpu_native_shim", options, {})
 
 
 def _tiering(place: Place) -> Setup:
@@ -203,18 +201,18 @@ def _tiering(place: Place) -> Setup:
 
 
 def _shimmed(
-    place: Place, env: dict[str, str], connector: str, module: str, extra: dict[str, Any]
-) -> dict[str, Any]:
-    """The connector's config; on a CPU that of its shim, with the shims on the path."""
+    place: Place, connector: str, module: str, extra: dict[str, Any], env: dict[str, str]
+) -> Setup:
+    """With this connector; on a CPU with its shim, the shims on the path."""
     if not place.on_cpu:
-        return _config(connector, extra)
+        return Setup(kv_transfer_config=_config(connector, extra), env=env)
     if place.shims is None or not (place.shims / f"{module}.py").exists():
         raise CannotRunError(
             f"{connector} copies with CUDA, and there is none here; give --shims a folder "
             f"with {module}.py"
         )
-    env["PYTHONPATH"] = _path(place.shims, env)
-    return {**_config(f"{connector}Cpu", extra), "kv_connector_module_path": module}
+    config = {**_config(f"{connector}Cpu", extra), "kv_connector_module_path": module}
+    return Setup(kv_transfer_config=config, env={**env, "PYTHONPATH": _path(place.shims, env)})
 
 
 def _lmcache(place: Place) -> dict[str, str]:

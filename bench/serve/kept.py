@@ -53,7 +53,7 @@ class Kept(contextlib.ExitStack):
         if (side := setup.side) is not None:
             side.log, side.start_timeout_s = out.folder / "lmcache.log", options.start_timeout_s
             self.enter_context(side)
-        server = VllmServer(model, out.run.name, options, log=log)
+        server = VllmServer(model, out.run.name, log, **vars(options))
         self.server = self.enter_context(server)
         out.run.server_start_s = self.server.start_s
         if setup.front:

@@ -79,10 +79,15 @@ def make_model(shape: ModelShape = LLAMA, root: Path = MODELS) -> Path:
     folder = root / f"{shape.family}-{key}"
     if folder.exists():
         return folder
+    from safetensors.numpy import save_file
+
     root.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
     try:
-        _write(draft, shape)
+        draft.chmod(0o755)
+        write_shape(draft, shape)
+        tensors = dict(weights(shape))
+        save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
         os.replace(draft, folder)
     except OSError:
         if not folder.exists():  # else another process was first
@@ -96,14 +101,6 @@ def _sources() -> bytes:
     here = Path(__file__)
     sources = (here, here.with_name("tiny_weights.py"), here.with_name("tokenizer.py"))
     return b"".join(each.read_bytes() for each in sources)
-
-
-def _write(folder: Path, shape: ModelShape) -> None:
-    from safetensors.numpy import save_file
-
-    folder.chmod(0o755)
-    write_shape(folder, shape)
-    save_file(dict(weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_shape(folder: Path, shape: ModelShape) -> None:
