@@ -62,24 +62,15 @@ class FakeVllm(VllmServer):
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
     """Every server an arm starts."""
     with fake_server() as server:
-        use(monkeypatch, server)
+        monkeypatch.setattr(FakeVllm, "url", server.url)
+        monkeypatch.setattr(FakeVllm, "started", [], raising=False)
+        monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
+        monkeypatch.setattr(kept, "VllmServer", FakeVllm)
         yield server
-
-
-def use(monkeypatch: pytest.MonkeyPatch, server: FakeApi) -> None:
-    """Make `server` what every arm starts."""
-    monkeypatch.setattr(FakeVllm, "url", server.url)
-    monkeypatch.setattr(FakeVllm, "started", [], raising=False)
-    monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
-    monkeypatch.setattr(kept, "VllmServer", FakeVllm)
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return sized_model(tmp_path)
-
-
-def sized_model(tmp_path: Path) -> Path:
     """A folder with nothing but what sizes KV."""
     folder = tmp_path / "model"
     folder.mkdir()

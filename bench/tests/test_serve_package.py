@@ -12,14 +12,15 @@ import pytest
 
 from bench.serve import package as packages
 from bench.serve import page, results, rivals, server
-from bench.serve.ab import run_all
 from bench.serve.package import LIBRARY, python_path
 from bench.serve.record import machine
 from bench.serve.server import ServerError, ServerOptions, VllmServer
 from bench.tests.ab_results import measured, run_of
-from bench.tests.fake_server import fake_server
-from bench.tests.test_serve_ab import experiment, sized_model, use
+from bench.tests.fake_server import FakeApi
+from bench.tests.test_serve_ab import api, experiment, model, ran  # two of them are fixtures
 from bench.tests.test_serve_arms import install
+
+__all__ = ["api", "model"]
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ def smi(folder: Path, script: str) -> None:
 
 
 def test_a_run_names_the_lmcache_that_its_server_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "rivals"
     told(folder, "lmcache", 7)
@@ -130,11 +131,8 @@ def test_a_run_names_the_lmcache_that_its_server_had(
     monkeypatch.setattr(packages, "on_cpu", lambda: False)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     server = ServerOptions(block_size=16)
-    wanted = experiment(sized_model(tmp_path), "lmcache-v1", server=server, rivals=folder)
-    with fake_server() as api:
-        use(monkeypatch, api)
-        run_all({tmp_path / "out": wanted})
-    (run,) = results.load(tmp_path / "out")
+    wanted = experiment(model, "lmcache-v1", server=server, rivals=folder)
+    (run,) = ran(tmp_path / "out", wanted)
     assert run.run.versions["lmcache"] == "7"
 
 
