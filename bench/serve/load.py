@@ -135,7 +135,7 @@ class _Run:
         self.plan = self._load.plan(number)
         self.arrival_s = arrival_s
         self.ended = False
-        self._start_s: float | None = None
+        self._start_s = 0.0
         self._context: list[int] = []
         self._messages: list[dict[str, str]] = []  # instead, where the plan has words
         self._done = 0
@@ -147,7 +147,7 @@ class _Run:
         self._tool_s += turn.gap_s
         self._ask(index)
         start_s = self._driver._now()
-        if self._start_s is None:
+        if not index:
             self._start_s = start_s
         headers = {HEADER: self.plan.name} if self._load.routed else None
         answer = await self._driver._api.complete(self._body(index), headers)
@@ -178,7 +178,7 @@ class _Run:
             Program(
                 program=self.plan.name,
                 arrival_s=self.arrival_s,
-                start_s=now if self._start_s is None else self._start_s,
+                start_s=self._start_s,
                 jct_s=now - self.arrival_s,
                 turns=self._done,
                 planned_turns=len(self.plan.turns),

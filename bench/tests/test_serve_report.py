@@ -54,7 +54,7 @@ def seen(text: str) -> str:
 
 
 def warned(folder: Path) -> str:
-    return " ".join(cautions(read_points([folder])))
+    return " ".join(cautions(*read_points([folder])))
 
 
 def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: str) -> None:
@@ -130,7 +130,7 @@ def test_folders_of_several_loads_make_one_page_with_jct_against_load(tmp_path: 
     places = [said.index(f" {rate} program") for rate in (1, 3, 6)]
     assert said.index("Mean JCT") < places[0]
     assert places == sorted(places)
-    assert [point.load for point in read_points(folders).points] == [1.0, 3.0, 6.0]
+    assert [point.load for point in read_points(folders)[1]] == [1.0, 3.0, 6.0]
 
 
 def test_folders_that_do_not_belong_together_are_told_apart(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_plain_vllm_is_the_base_whenever_it_ran_unless_another_is_named(tmp_path
     measured(tmp_path, run_of("lmcache-mp", 2.0, order=0), 0.8)
     measured(tmp_path, run_of("none", order=1), 1.0)
     for base, first in {"": "none", "lmcache-mp": "lmcache-mp"}.items():
-        (point,) = read_points([tmp_path], base).points
+        _, (point,) = read_points([tmp_path], base)
         assert next(iter(point.arms)) == first
 
 
