@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import Distribution
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
@@ -33,8 +33,8 @@ class RunFolder:
         self.run = run
         run.started = run.started or time.strftime("%Y-%m-%dT%H:%M:%S")
         results.write_run(folder, run)
-        self._turns = _open(folder / results.TURNS)
-        self._programs = _open(folder / results.PROGRAMS)
+        self._turns = (folder / results.TURNS).open("wb", buffering=0)
+        self._programs = (folder / results.PROGRAMS).open("wb", buffering=0)
         self.num_turns = 0
         self.num_failed = 0
         self._tell = tell
@@ -101,9 +101,5 @@ def _gpus() -> str:
     return ""
 
 
-def _open(path: Path) -> BinaryIO:
-    return path.open("wb", buffering=0)
-
-
-def _append(file: BinaryIO, line: msgspec.Struct) -> None:
+def _append(file: FileIO, line: msgspec.Struct) -> None:
     file.write(msgspec.json.encode(line) + b"\n")

@@ -100,11 +100,7 @@ def _stopping(task: asyncio.Task[None] | None) -> Iterator[Callable[[], bool]]:
         if task is not None:
             task.cancel()
 
-    try:
-        loop.add_signal_handler(signal.SIGINT, stop)
-    except (ValueError, RuntimeError, NotImplementedError):  # not the main thread
-        yield lambda: False
-        return
+    loop.add_signal_handler(signal.SIGINT, stop)
     try:
         yield lambda: bool(asked)
     finally:

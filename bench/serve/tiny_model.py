@@ -105,15 +105,7 @@ def _sources() -> bytes:
 
 def write_shape(folder: Path, shape: ModelShape) -> None:
     """A model but for its weights; vLLM makes some up with `--load-format dummy`."""
-    config = _common_config(shape) | CONFIGS[shape.family](shape)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-    (folder / "generation_config.json").write_text(json.dumps(generation))
-    write_tokenizer(folder, shape.vocab, shape.max_position)
-
-
-def _common_config(shape: ModelShape) -> dict[str, Any]:
-    return {
+    config = {
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
@@ -129,7 +121,12 @@ def _common_config(shape: ModelShape) -> dict[str, Any]:
         "eos_token_id": EOS,
         "pad_token_id": PAD,
         "dtype": "float32",
+        **CONFIGS[shape.family](shape),
     }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    write_tokenizer(folder, shape.vocab, shape.max_position)
 
 
 def _llama_config(shape: ModelShape) -> dict[str, Any]:
@@ -224,7 +221,7 @@ def _granite_config(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-CONFIGS = {  # what config.json says beside that which all models say
+CONFIGS = {  # what config.json says beside that which all models say (write_shape)
     "llama": _llama_config,
     "hybrid": _gemma_config,  # Gemma 3, with a window
     "gpt_oss": _gpt_oss_config,  # with a window and experts
