@@ -13,11 +13,13 @@ from pathlib import Path
 from bench.chat.agents import ONE_TRY, agents
 from bench.cli import any_number, positive, real, start, teaching_parser
 from bench.serve import cli_ab, compare, results
+from bench.serve.ab import Experiment
 from bench.serve.server import ServerOptions
+from bench.serve.tiny_model import make_model
+from continuum_connector.tools.cli import ending
 
 BLOCK_SIZE = 32
 POOL_SHARE = 0.5  # of what all programs hold when each is half way: live contexts are twice it
-STOPPED = 130
 
 TEACH = """\
 what happens
@@ -55,17 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     if load > cores / 2:
         print(f"this machine is busy (load {load:.1f} on {cores} cores): times will vary")
-    asked = cli_ab.experiment(
-        arms=options.arms,
-        dram=options.dram,
-        model=None,
+    pressures, dram_bytes = cli_ab.read_dram(options.dram)
+    asked = Experiment(
+        arms=cli_ab.read_arms(options.arms),
+        pressures=pressures,
+        dram_bytes=dram_bytes,
+        model=make_model(),
         server=ServerOptions(num_blocks=blocks, block_size=BLOCK_SIZE),
         workload=work,
         patience=ONE_TRY,
         seed=options.seed,
     )
     state = cli_ab.run({options.out: asked})
-    return STOPPED if state == "interrupted" else verdict(options.out)
+    return ending.STOPPED if state == "interrupted" else verdict(options.out)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

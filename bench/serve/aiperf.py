@@ -25,7 +25,7 @@ from bench.cache import CACHE
 from bench.cli import start, teaching_parser
 from bench.common.plans import ProgramPlan, Span
 from bench.serve.api import Api, ApiError
-from bench.serve.load import Client, ClientError, Load, OnTurn
+from bench.serve.load import Client, ClientError, Load
 from bench.serve.record import RunFolder
 from bench.serve.results import Program, Turn
 from bench.serve.server import end_group, spawn
@@ -86,7 +86,7 @@ class Aiperf(Client):
                 "leave out router+ARM"
             )
 
-    async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
+    async def drive(self, api: Api, load: Load, folder: RunFolder) -> None:
         """Write the traces, run aiperf to its end, read its records."""
         out, traces = folder.folder / "aiperf", folder.folder / "traces"
         plans = [load.plan(number) for number in range(load.most_programs() or 0)]
@@ -102,7 +102,7 @@ class Aiperf(Client):
             raise ApiError(f"aiperf ended with status {status}: {_why(folder.folder / LOG)}", False)
         folder.run.told = told(out / SUMMARY)
         planned = {plan.name: len(plan.turns) for plan in plans}
-        write_down(out / RECORDS, planned, folder, on_turn)
+        write_down(out / RECORDS, planned, folder)
 
     def command(self, api: Api, load: Load, traces: Path, out: Path) -> list[str]:
         """What is run. Records hold no text, so its own tokenizer need not count."""
@@ -180,7 +180,7 @@ def told(summary: Path) -> dict[str, float]:
     return {name: float(found[tag]["avg"]) for tag, name in TOLD.items() if tag in found}
 
 
-def write_down(records: Path, planned: dict[str, int], folder: RunFolder, on_turn: OnTurn) -> None:
+def write_down(records: Path, planned: dict[str, int], folder: RunFolder) -> None:
     """Its records as turns and programs. A program that did not run from its first turn to its
     last has turns but no line of its own."""
     lines = map(json.loads, records.read_bytes().splitlines())
@@ -191,7 +191,6 @@ def write_down(records: Path, planned: dict[str, int], folder: RunFolder, on_tur
     for record in found:
         turn = _turn(record, began)
         folder.turn(turn)
-        on_turn(turn)
         programs.setdefault(record["metadata"]["x_correlation_id"], []).append(turn)
     for turns in sorted(programs.values(), key=lambda each: each[-1].start_s):
         wanted = planned.get(turns[0].program, 0)

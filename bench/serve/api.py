@@ -9,8 +9,9 @@ on one core would be what is measured. The API is the same: /v1/completions with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,21 +127,19 @@ class Api:
         All times count from the first try: what a retry costs is seen, not hidden.
         """
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        url = self.front + path
         payload = msgspec.json.encode({**body, **STREAM, "return_token_ids": "prompt" in body})
-        answer = Answer(time.perf_counter())
+        sent, failures = time.perf_counter(), list[str]()
         wait_s = self.patience.backoff_s
         for left in range(self.patience.retries, -1, -1):
+            answer = Answer(sent, failures=failures)
             try:
-                await self._try(path, payload, answer, headers)
-                answer.error = ""
+                async with self._asked("POST", url, data=payload, headers=headers) as response:
+                    await self._read(response.content, answer)
                 break
             except ApiError as failure:
-                answer.error = str(failure)
-                answer.failures.append(answer.error)
-                answer.first = answer.last = 0.0
-                answer.gaps_ms.clear()
-                answer.tokens.clear()
-                answer.text = ""
+                failures.append(str(failure))
+                answer = Answer(sent, failures=failures, error=str(failure))
                 if not failure.again or not left:
                     break
             await asyncio.sleep(wait_s)
@@ -150,31 +149,26 @@ class Api:
 
     async def text(self, method: str, path: str) -> str:
         """A plain request's answer; ApiError if it is none."""
-        assert self._session is not None
-        try:
-            async with self._session.request(method, self.url + path) as response:
-                content = await response.text()
-                if response.status != 200:
-                    raise ApiError(_said(response.status, content), response.status in RETRIED)
-                return content
-        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
-            raise ApiError(_name(error), again=True) from None
+        async with self._asked(method, self.url + path) as response:
+            return await response.text()
 
-    async def _try(
-        self, path: str, payload: bytes, answer: Answer, headers: Mapping[str, str] | None
-    ) -> None:
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self, method: str, url: str, **more: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Its answer as it begins; ApiError for one that is none, and for what ends its reading."""
         assert self._session is not None
-        url = self.front + path
         try:
-            async with self._session.post(url, data=payload, headers=headers) as response:
+            async with self._session.request(method, url, **more) as response:
                 if response.status != 200:
-                    said = _said(response.status, await response.text())
-                    raise ApiError(said, response.status in RETRIED)
-                await self._read(response.content, answer)
+                    said = " ".join((await response.text()).split())[:300]
+                    raise ApiError(f"HTTP {response.status}: {said}", response.status in RETRIED)
+                yield response
         except asyncio.TimeoutError:
             raise ApiError(f"timeout after {self.patience.timeout_s:g} s", again=True) from None
         except (aiohttp.ClientError, OSError) as error:
-            raise ApiError(_name(error), again=True) from None
+            name = type(error).__name__
+            raise ApiError(f"{name}: {error}" if str(error) else name, again=True) from None
 
     async def _read(self, content: aiohttp.StreamReader, answer: Answer) -> None:
         """Read server-sent events to their end."""
@@ -214,11 +208,3 @@ class Api:
 
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-
-
-def _said(status: int, content: str) -> str:
-    return f"HTTP {status}: {' '.join(content.split())[:300]}"
-
-
-def _name(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -164,10 +164,6 @@ def _continuum(config: dict[str, Any], has_disk: bool, place: Place) -> Setup:
     return Setup(connector=config, disk=disk)
 
 
-def _stock(*args: str) -> Callable[[Place], Setup]:
-    return lambda place: Setup(args=args)
-
-
 def _lmcache_mp(place: Place, is_lazy: bool = False, has_disk: bool = False) -> Setup:
     env, folder = _lmcache(place), place.folder() if has_disk else None
     side = LmcacheServer(place.dram_bytes, place.chunk(), place.on_cpu, env)
@@ -186,46 +182,37 @@ def _lmcache_v1(place: Place) -> Setup:
         "LMCACHE_MAX_LOCAL_CPU_SIZE": f"{place.dram_bytes / 2**30:.9f}",
         "LMCACHE_CHUNK_SIZE": str(place.chunk()),
     }
-    config = _shimmed(place, env, "LMCacheConnectorV1", "cpu_lmcache_v1", {})
-    return Setup(kv_transfer_config=config, env=env, args=("--disable-hybrid-kv-cache-manager",))
-
-
-def _simple(place: Place, **extra: Any) -> Setup:
-    return _vllm(place, "SimpleCPUOffloadConnector", **extra)
-
-
-def _offloading(place: Place, **extra: Any) -> Setup:
-    return _vllm(place, "OffloadingConnector", **extra)
+    made = _shimmed(place, "LMCacheConnectorV1", "cpu_lmcache_v1", {}, env)
+    return replace(made, args=("--disable-hybrid-kv-cache-manager",))
 
 
 def _vllm(place: Place, connector: str, **extra: Any) -> Setup:
-    env: dict[str, str] = {}
+    """One of the connectors that vLLM brings."""
     options = {"cpu_bytes_to_use": place.dram_bytes, **extra}
-    config = _shimmed(place, env, connector, "cpu_native_shim", options)
-    return Setup(kv_transfer_config=config, env=env)
+    return _shimmed(place, connector, "cpu_native_shim", options, {})
 
 
 def _tiering(place: Place) -> Setup:
     """vLLM's tiering; its `fs` tier has no bound, so disk_bytes say nothing to it."""
     folder = place.folder()
     tiers = [{"type": "fs", "root_dir": str(folder)}]
-    made = _offloading(place, spec_name="TieringOffloadingSpec", secondary_tiers=tiers)
+    made = OFFLOADING(place, spec_name="TieringOffloadingSpec", secondary_tiers=tiers)
     return replace(made, disk=folder)
 
 
 def _shimmed(
-    place: Place, env: dict[str, str], connector: str, module: str, extra: dict[str, Any]
-) -> dict[str, Any]:
-    """The connector's config; on a CPU that of its shim, with the shims on the path."""
+    place: Place, connector: str, module: str, extra: dict[str, Any], env: dict[str, str]
+) -> Setup:
+    """With this connector; on a CPU with its shim, the shims on the path."""
     if not place.on_cpu:
-        return _config(connector, extra)
+        return Setup(kv_transfer_config=_config(connector, extra), env=env)
     if place.shims is None or not (place.shims / f"{module}.py").exists():
         raise CannotRunError(
             f"{connector} copies with CUDA, and there is none here; give --shims a folder "
             f"with {module}.py"
         )
-    env["PYTHONPATH"] = _path(place.shims, env)
-    return {**_config(f"{connector}Cpu", extra), "kv_connector_module_path": module}
+    config = {**_config(f"{connector}Cpu", extra), "kv_connector_module_path": module}
+    return Setup(kv_transfer_config=config, env={**env, "PYTHONPATH": _path(place.shims, env)})
 
 
 def _lmcache(place: Place) -> dict[str, str]:
@@ -247,12 +234,14 @@ def _config(connector: str, extra: dict[str, Any]) -> dict[str, Any]:
     return {"kv_connector": connector, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
+SIMPLE = partial(_vllm, connector="SimpleCPUOffloadConnector")
+OFFLOADING = partial(_vllm, connector="OffloadingConnector")
 _KNOWN = (
-    ServerArm("none", "vLLM", _stock(), uses_dram=False),
+    ServerArm("none", "vLLM", lambda place: Setup(), uses_dram=False),
     ServerArm(
         "none-priority",
         "vLLM, program priority",
-        _stock("--scheduling-policy", "priority"),
+        lambda place: Setup(args=("--scheduling-policy", "priority")),
         uses_dram=False,
         priority=True,
     ),
@@ -261,10 +250,10 @@ _KNOWN = (
         "lmcache-mp-lazy", "LMCache MP lazy", partial(_lmcache_mp, is_lazy=True), forgets=False
     ),
     ServerArm("lmcache-v1", "LMCache V1", _lmcache_v1, forgets=False),
-    ServerArm("simple", "SimpleCPUOffload", _simple),
-    ServerArm("simple-lazy", "SimpleCPUOffload lazy", partial(_simple, lazy_offload=True)),
-    ServerArm("offloading-lru", "Offloading LRU", partial(_offloading, eviction_policy="lru")),
-    ServerArm("offloading-arc", "Offloading ARC", partial(_offloading, eviction_policy="arc")),
+    ServerArm("simple", "SimpleCPUOffload", SIMPLE),
+    ServerArm("simple-lazy", "SimpleCPUOffload lazy", partial(SIMPLE, lazy_offload=True)),
+    ServerArm("offloading-lru", "Offloading LRU", partial(OFFLOADING, eviction_policy="lru")),
+    ServerArm("offloading-arc", "Offloading ARC", partial(OFFLOADING, eviction_policy="arc")),
     ServerArm(
         "lmcache-mp-disk",
         "LMCache MP, disk",

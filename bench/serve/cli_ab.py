@@ -1,4 +1,4 @@
-"""`continuum bench ab`: from its options to an experiment, and from its runs to tables."""
+"""`continuum bench ab`: what its options say, and from its runs to tables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -16,11 +15,7 @@ from bench.serve import compare, results
 from bench.serve import page as page_of_results
 from bench.serve.ab import Experiment, run_all
 from bench.serve.arms import ARMS, OURS, ServerArm, find_arm
-from bench.serve.load import find_client
-from bench.serve.preview import preview
 from bench.serve.results import Loaded, State
-from bench.serve.server import ServerOptions
-from bench.serve.tiny_model import make_model
 from continuum_connector.config import POLICIES
 from continuum_connector.errors import ConfigError, ToldError
 from continuum_connector.memory import parse_bytes
@@ -33,28 +28,9 @@ OWN = {"--max-model-len": "--max-len", "--num-gpu-blocks-override": "--blocks"}
 MOST_BYTES = 2**60
 
 
-def experiment(
-    *,
-    arms: str,
-    dram: str,
-    model: Path | None,
-    server: ServerOptions,
-    client: str = "agents",
-    **more: Any,
-) -> Experiment:
-    """What was asked for, as it was written, with a tiny model made where none was given; `more`:
-    of the experiment."""
-    pressures, dram_bytes = read_dram(dram)
-    folder = model or make_model()
-    return Experiment(
-        arms=tuple(map(_arm, arms.split(","))),
-        model=folder,
-        pressures=pressures,
-        dram_bytes=dram_bytes,
-        server=server,
-        client=find_client(client, folder, server.block_size),
-        **more,
-    )
+def read_arms(text: str) -> tuple[ServerArm, ...]:
+    """The arms of these names; ToldError for a name that none has."""
+    return tuple(map(_arm, text.split(",")))
 
 
 def read_dram(text: str) -> tuple[tuple[float, ...], int]:
@@ -118,13 +94,6 @@ def run(loads: Mapping[Path, Experiment]) -> State:
         if found := results.load(out) if (out / results.RUNS).is_dir() else []:
             show(console, found, out, experiment.arms[0])
     return state
-
-
-def dry_run(loads: Mapping[Path, Experiment]) -> State:
-    """Print what `run` would start, and for how long."""
-    for line in preview(loads):
-        print(line)
-    return "done"
 
 
 def show(console: Console, runs: list[Loaded], out: Path, base: ServerArm) -> None:

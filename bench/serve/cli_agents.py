@@ -8,7 +8,7 @@ from bench.common.progress import Progress
 from bench.serve import results, summary
 from bench.serve.load import Load
 from bench.serve.record import RunFolder, machine, versions
-from bench.serve.results import ResultError, Run, State, Turn
+from bench.serve.results import ResultError, Run, State
 from bench.serve.session import Manner, measure
 from continuum_connector.errors import ToldError
 from continuum_connector.tools.cli.server import Server
@@ -37,15 +37,14 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
         machine=machine(),
         planned_programs=load.most_programs() or 0,
     )
-    folder = RunFolder(out / results.RUNS / record.name, record)
-    with folder, Progress(console, load.workload.name, load.num_turns()) as progress:
+    with Progress(console, load.workload.name, load.num_turns()) as progress:
 
-        def tell(_: Turn) -> None:
-            progress.update(
-                folder.num_turns, f"{folder.num_turns} turns, {folder.num_failed} failed"
-            )
+        def tell(so_far: RunFolder) -> None:
+            done = so_far.num_turns
+            progress.update(done, f"{done} turns, {so_far.num_failed} failed")
 
-        state = measure(server_url(url), load, folder, manner, tell)
+        with RunFolder(out / results.RUNS / record.name, record, tell) as folder:
+            state = measure(server_url(url), load, folder, manner)
     loaded = results.load(out)
     console.print(summary.table_of(loaded[0]))
     for each in [turn for turn in loaded[0].turns if turn.error][:3]:

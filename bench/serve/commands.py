@@ -122,18 +122,24 @@ def ab(
       continuum bench ab --client aiperf --workload claude-code:FILE,scale=16
     """
     from bench.serve import cli_ab
-    from bench.serve.ab import DISK
+    from bench.serve.ab import DISK, Experiment
+    from bench.serve.load import find_client
+    from bench.serve.preview import preview
+    from bench.serve.tiny_model import make_model
     from bench.serve.workloads import find_workload
 
     server = ServerOptions(blocks, block_size, max_len, seqs, batch_tokens, dtype, eager)
     server.args, server.start_timeout_s = cli_ab.read_server_args(server_args), start_timeout
-    chosen = cli_ab.experiment(
-        arms=arms,
-        dram=dram,
-        model=model,
+    source, (pressures, dram_bytes) = find_workload(workload), cli_ab.read_dram(dram)
+    folder = model or make_model()
+    chosen = Experiment(
+        arms=cli_ab.read_arms(arms),
+        workload=source,
+        model=folder,
+        pressures=pressures,
+        dram_bytes=dram_bytes,
         server=server,
-        client=client,
-        workload=find_workload(workload),
+        client=find_client(client, folder, block_size),
         arrivals=arrivals,
         duration_s=duration,
         programs=programs,
@@ -145,7 +151,11 @@ def ab(
         disk_bytes=cli_ab.read_size("--disk", disk),
     )
     loads = cli_ab.read_rates(rates, chosen, out or _folder("ab"))
-    _end((cli_ab.dry_run if dry_run else cli_ab.run)(loads))
+    if dry_run:
+        for line in preview(loads):
+            print(line)
+    else:
+        _end(cli_ab.run(loads))
 
 
 @app.command()

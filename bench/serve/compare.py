@@ -14,7 +14,7 @@ from bench.common.tables import fitting, mean
 from bench.serve import stats
 from bench.serve.results import Loaded, ResultError, Turn
 from bench.serve.stats import Ratio
-from bench.serve.summary import BY_KEY, Compared
+from bench.serve.summary import BY_KEY
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ def ratio(base: Column, other: Column, key: str) -> Ratio | None:
     Those that failed worked for nothing, or left room for the rest: what remains is no fair pair.
     """
     what = BY_KEY[key]
-    if base is other or not isinstance(what, Compared):
+    if base is other or what.sample is None:
         return None
     both = [repeat for repeat in base.runs if repeat in other.runs]
     first, second = ([column.runs[repeat] for repeat in both] for column in (base, other))
     if what.of_finished and _num_failed(first) != _num_failed(second):
         return stats.NO_RATIO
-    samples = ([what.sample(run) for run in runs] for runs in (first, second))
+    samples = (list(map(what.sample, runs)) for runs in (first, second))
     return stats.paired_ratio(*samples, what.statistic, what.min_programs)
 
 

@@ -19,11 +19,8 @@ from bench.serve.server import ServerOptions, VllmServer
 Prepared = tuple[ServerOptions, Setup]  # what a run starts: vLLM's server, and what is around it
 ASIDE = r"ContinuumConnector steps aside: .*"
 TIERS = (  # the key that asks for it, what it is, the metric that says it is there, why it is not
-    (
-        *("dram_bytes", "DRAM tier", "continuum:tier_up"),
-        re.compile(rf"No DRAM tier on this rank: .*|{ASIDE}"),
-    ),
-    ("disk_path", "disk", "continuum:disk_up", re.compile(rf"No disk tier.*: .*|{ASIDE}")),
+    ("dram_bytes", "DRAM tier", "continuum:tier_up", rf"No DRAM tier on this rank: .*|{ASIDE}"),
+    ("disk_path", "disk", "continuum:disk_up", rf"No disk tier.*: .*|{ASIDE}"),
 )
 
 
@@ -53,7 +50,7 @@ class Kept(contextlib.ExitStack):
         if (side := setup.side) is not None:
             side.log, side.start_timeout_s = out.folder / "lmcache.log", options.start_timeout_s
             self.enter_context(side)
-        server = VllmServer(model, out.run.name, options, log=log)
+        server = VllmServer(model, out.run.name, log, **vars(options))
         self.server = self.enter_context(server)
         out.run.server_start_s = self.server.start_s
         if setup.front:
@@ -74,6 +71,6 @@ def check_tier(options: ServerOptions, folder: Path) -> None:
     numbers = parse_metrics(metrics.read_text())
     for key, what, metric, why in TIERS:
         if (options.connector or {}).get(key) and not total(numbers, metric):
-            said = why.search(log.read_text(errors="replace"))
+            said = re.search(why, log.read_text(errors="replace"))
             told = said[0] if said else f"the log should say why: {log}"
             raise CannotRunError(f"it served without its {what} ({metric} is 0). {told}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from continuum_connector.errors import ToldError
 
 LAG_EVERY_S = 0.1
 WARM_UP_SEED = 1_000_003  # added to the seed: token ids that no measured program has
-OnTurn = Callable[[Turn], None]
 
 
 @dataclass(frozen=True)
@@ -60,17 +58,10 @@ class Load:
 class Driver:
     """Runs a load against a server and writes down what happens."""
 
-    def __init__(
-        self,
-        api: Api,
-        load: Load,
-        folder: RunFolder | Loaded,
-        on_turn: OnTurn | None = None,
-    ) -> None:
+    def __init__(self, api: Api, load: Load, folder: RunFolder | Loaded) -> None:
         self._api = api
         self._load = load
         self._folder = folder
-        self._on_turn = on_turn or (lambda turn: None)
         self._began = 0.0
 
     async def run(self) -> None:
@@ -144,7 +135,7 @@ class _Run:
         self.plan = self._load.plan(number)
         self.arrival_s = arrival_s
         self.ended = False
-        self._start_s: float | None = None
+        self._start_s = 0.0
         self._context: list[int] = []
         self._messages: list[dict[str, str]] = []  # instead, where the plan has words
         self._done = 0
@@ -156,9 +147,10 @@ class _Run:
         self._tool_s += turn.gap_s
         self._ask(index)
         start_s = self._driver._now()
-        if self._start_s is None:
+        if not index:
             self._start_s = start_s
-        answer = await self._driver._api.complete(self._body(index), self._headers())
+        headers = {HEADER: self.plan.name} if self._load.routed else None
+        answer = await self._driver._api.complete(self._body(index), headers)
         self._write(index, start_s, answer)
         self._answered(index, answer)
         if answer.error or index == len(self.plan.turns) - 1:
@@ -186,7 +178,7 @@ class _Run:
             Program(
                 program=self.plan.name,
                 arrival_s=self.arrival_s,
-                start_s=now if self._start_s is None else self._start_s,
+                start_s=self._start_s,
                 jct_s=now - self.arrival_s,
                 turns=self._done,
                 planned_turns=len(self.plan.turns),
@@ -194,9 +186,6 @@ class _Run:
                 error=error,
             )
         )
-
-    def _headers(self) -> dict[str, str] | None:
-        return {HEADER: self.plan.name} if self._load.routed else None
 
     def _body(self, index: int) -> dict[str, Any]:
         """The request: exactly that many tokens, the likeliest ones."""
@@ -219,25 +208,25 @@ class _Run:
             answer.error = f"{answer.num_answered} of {wanted} tokens answered"
             answer.failures.append(answer.error)
         self._done += not answer.error
-        turn = Turn(
-            program=self.plan.name,
-            turn=index,
-            start_s=start_s,
-            latency_s=answer.ended - answer.sent,
-            ttft_s=answer.first - answer.sent if answer.first else 0.0,
-            tpot_s=answer.tpot_s,
-            gaps_ms=answer.gaps_ms,
-            prompt_tokens=answer.num_prompt,
-            cached_tokens=answer.num_cached,
-            answer_tokens=answer.num_answered,
-            tries=len(answer.failures) + (not answer.error),
-            failures=answer.failures,
-            error=answer.error,
-            answer=list(answer.tokens),
-            text=answer.text if self._messages else "",
+        self._driver._folder.turn(
+            Turn(
+                program=self.plan.name,
+                turn=index,
+                start_s=start_s,
+                latency_s=answer.ended - answer.sent,
+                ttft_s=answer.first - answer.sent if answer.first else 0.0,
+                tpot_s=answer.tpot_s,
+                gaps_ms=answer.gaps_ms,
+                prompt_tokens=answer.num_prompt,
+                cached_tokens=answer.num_cached,
+                answer_tokens=answer.num_answered,
+                tries=len(answer.failures) + (not answer.error),
+                failures=answer.failures,
+                error=answer.error,
+                answer=list(answer.tokens),
+                text=answer.text if self._messages else "",
+            )
         )
-        self._driver._folder.turn(turn)
-        self._driver._on_turn(turn)
 
 
 async def warm_up(api: Api, load: Load, programs: int) -> None:
@@ -277,9 +266,9 @@ class Client:
     def check(self, load: Load) -> None:
         """ClientError if it cannot play this load."""
 
-    async def drive(self, api: Api, load: Load, folder: RunFolder, on_turn: OnTurn) -> None:
+    async def drive(self, api: Api, load: Load, folder: RunFolder) -> None:
         """Play the load and write down what came of it; cancelled, it stops early."""
-        await Driver(api, load, folder, on_turn).run()
+        await Driver(api, load, folder).run()
 
 
 def find_client(name: str, model: Path, block_size: int) -> Client:

@@ -21,11 +21,6 @@ def total(samples: Metrics, name: str, **labels: str) -> float:
     return sum(v for (n, have), v in samples.items() if n == name and wanted <= have)
 
 
-def delta(after: Metrics, before: Metrics) -> Metrics:
-    """What was added between two readings."""
-    return {key: value - before.get(key, 0.0) for key, value in after.items()}
-
-
 def open_accounts(samples: Metrics) -> list[str]:
     """Every account that does not add up, in words: begun is not ended plus still there."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from importlib.metadata import Distribution, PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -47,11 +47,7 @@ def is_hiding(checkout: Path) -> bool:
         installed = distribution("continuum-connector")
     except PackageNotFoundError:
         return False
-    has_library = Path(str(installed.locate_file(LIBRARY))).is_file()
-    return has_library and not is_editable(installed)
-
-
-def is_editable(installed: Distribution) -> bool:
-    """Whether it imports from its sources, and finds the library beside its own files."""
+    # An editable install imports from its sources, and finds the library beside its own files.
     said = json.loads(installed.read_text("direct_url.json") or "{}")
-    return bool(said.get("dir_info", {}).get("editable"))
+    is_editable = bool(said.get("dir_info", {}).get("editable"))
+    return Path(str(installed.locate_file(LIBRARY))).is_file() and not is_editable

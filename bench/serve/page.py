@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -46,18 +45,9 @@ th:first-child, td:first-child { text-align: left; } td small { display: block; 
 """  # noqa: E501
 
 
-@dataclass(frozen=True)
-class Reported:
-    """What one page tells of: all runs as they were started, and the points to compare at."""
-
-    runs: list[Loaded]
-    points: list[Point]
-    caution: str = ""  # in HTML, where the runs are no real servers'
-    told: Mapping[str, str] = field(default_factory=dict)  # more of what was run, in HTML
-
-
-def read(folders: Sequence[Path], base: str = "") -> Reported:
-    """Result folders that differ in nothing but their load, loads ascending."""
+def read(folders: Sequence[Path], base: str = "") -> tuple[list[Loaded], list[Point]]:
+    """All runs of result folders that differ in nothing but their load, as they were started, and
+    the points to compare at, loads ascending."""
     runs = [run for folder in folders for run in _runs(folder)]
     _same(runs)
     if len({place(run) for run in runs}) < len(folders):
@@ -65,7 +55,7 @@ def read(folders: Sequence[Path], base: str = "") -> Reported:
             "two of the folders hold the same load, so their runs would mix; "
             "compare them with: continuum bench compare FIRST SECOND"
         )
-    return Reported(runs, points_of(runs, base or PLAIN, DEFAULT))
+    return runs, points_of(runs, base or PLAIN, DEFAULT)
 
 
 def _runs(folder: Path) -> list[Loaded]:
@@ -105,14 +95,14 @@ def write(folders: Sequence[Path], out: Path | None = None, base: str = "") -> P
 def page(folders: Sequence[Path], base: str = "") -> str:
     """The page of result folders. ResultError where they hold nothing, or nothing that belongs
     together."""
-    reported = read(folders, base)
-    arms = list(dict.fromkeys(arm for point in reported.points for arm in point.arms))
+    runs, points = read(folders, base)
+    arms = list(dict.fromkeys(arm for point in points for arm in point.arms))
     heading = escape(_heading(arms))
-    body = [f"<h1>{heading}</h1>", _list(cautions(reported)), _list(_unfinished(reported.runs))]
-    if not reported.points:
+    body = [f"<h1>{heading}</h1>", _list(cautions(runs, points)), _list(_unfinished(runs))]
+    if not points:
         body.append(f"<p>{NOTHING}</p>")
-    body += [facts(reported), _commands(reported.runs), *_all_points(reported.points, arms)]
-    for point in reported.points:
+    body += [facts(runs), _commands(runs), *_all_points(points, arms)]
+    for point in points:
         title = point.title[:1].upper() + point.title[1:]
         body += [f"<h2>{escape(title)}</h2>", *_point(point)]
     return (
@@ -261,9 +251,9 @@ def _lines(points: Sequence[Point], arms: Sequence[str]) -> str:
 
 
 # --- what it cannot tell --------------------------------------------------------------------
-def cautions(reported: Reported) -> Iterator[str]:
+def cautions(all_runs: Sequence[Loaded], points: Sequence[Point]) -> Iterator[str]:
     """What a reader must know before believing a number, in HTML."""
-    runs = [run for run in reported.runs if run.turns]
+    runs = [run for run in all_runs if run.turns]
     if any("cpu" in run.run.versions.get("vllm", "") for run in runs):
         yield (
             "On a CPU what is decided is real and what it costs is not: a copy crosses no bus and "
@@ -281,7 +271,7 @@ def cautions(reported: Reported) -> Iterator[str]:
         )
     if any(run.run.state == "interrupted" for run in runs):
         yield "A run was interrupted: its mean JCT is too low, for the slow programs are missing."
-    for point in reported.points:
+    for point in points:
         base, *others = point.arms
         for arm in others:
             same = sameness(point.arms[base], point.arms[arm])
@@ -294,9 +284,8 @@ def _most(runs: Sequence[Loaded], key: str) -> float:
 
 
 # --- what was run ---------------------------------------------------------------------------
-def facts(reported: Reported) -> str:
+def facts(runs: Sequence[Loaded]) -> str:
     """Load, server, DRAM, versions, machine, time."""
-    runs = reported.runs
     started = sorted(run.run.started.replace("T", " ") for run in runs if run.run.started)
     told = {
         "Runs": _states(runs),

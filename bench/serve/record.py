@@ -8,10 +8,10 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import Distribution
+from io import FileIO
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
 
 import msgspec
 
@@ -22,28 +22,27 @@ PACKAGES = ("continuum-connector", "vllm", "torch", "lmcache", "vllm-router")
 
 
 class RunFolder:
-    """One run's folder, open for writing. Lines are whole on disk when a method returns."""
+    """One run's folder, open for writing. Lines are whole on disk when a method returns.
+    `tell` is called after each turn."""
 
-    def __init__(self, folder: Path, run: Run) -> None:
+    def __init__(
+        self, folder: Path, run: Run, tell: Callable[[RunFolder], None] = lambda folder: None
+    ) -> None:
         """Begin the run: its record says `running` until `close`."""
         self.folder = folder
         self.run = run
         run.started = run.started or time.strftime("%Y-%m-%dT%H:%M:%S")
         results.write_run(folder, run)
-        self._turns = _open(folder / results.TURNS)
-        self._programs = _open(folder / results.PROGRAMS)
+        self._turns = (folder / results.TURNS).open("wb", buffering=0)
+        self._programs = (folder / results.PROGRAMS).open("wb", buffering=0)
         self.num_turns = 0
         self.num_failed = 0
+        self._tell = tell
 
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if self.run.state == "running":
             self.close("interrupted", f"{kind.__name__}: {error}" if kind else "")
 
@@ -52,6 +51,7 @@ class RunFolder:
         self.num_turns += 1
         self.num_failed += bool(turn.error)
         _append(self._turns, turn)
+        self._tell(self)
 
     def program(self, program: Program) -> None:
         """A program ended."""
@@ -101,9 +101,5 @@ def _gpus() -> str:
     return ""
 
 
-def _open(path: Path) -> BinaryIO:
-    return path.open("wb", buffering=0)
-
-
-def _append(file: BinaryIO, line: msgspec.Struct) -> None:
+def _append(file: FileIO, line: msgspec.Struct) -> None:
     file.write(msgspec.json.encode(line) + b"\n")

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from bench.serve.metrics import Metrics, delta, parse_metrics
+from bench.serve.metrics import Metrics, parse_metrics
 from continuum_connector.errors import ToldError
 
 RUNS = "runs"
@@ -148,7 +148,7 @@ def load_run(folder: Path) -> Loaded:
         run=read_run(folder),
         turns=list(_lines(folder / TURNS, Turn)),
         programs=list(_lines(folder / PROGRAMS, Program)),
-        added=added(folder),
+        added=_added(folder),
     )
 
 
@@ -168,13 +168,13 @@ def write_run(folder: Path, run: Run) -> None:
     draft.replace(folder / RUN)
 
 
-def added(folder: Path) -> Metrics:
+def _added(folder: Path) -> Metrics:
     """What a run added to the server's metrics; empty if one of the readings is missing."""
     before, after = folder / BEFORE, folder / AFTER
     if not before.exists() or not after.exists():
         return {}
-    texts = (path.read_text(errors="replace") for path in (after, before))
-    return delta(*map(parse_metrics, texts))
+    first, last = (parse_metrics(each.read_text(errors="replace")) for each in (before, after))
+    return {key: value - first.get(key, 0.0) for key, value in last.items()}
 
 
 def _lines(path: Path, kind: type[Line]) -> Iterator[Line]:

@@ -186,20 +186,13 @@ class Companion:
 
 
 class VllmServer(Companion):
-    """A running `vllm serve`."""
+    """A running `vllm serve`. `options`: fields of ServerOptions."""
 
     def __init__(
-        self,
-        model: Path,
-        name: str = "server",
-        options: ServerOptions | None = None,
-        log: Path | None = None,
-        **fields: Any,
+        self, model: Path, name: str = "server", log: Path | None = None, **options: Any
     ) -> None:
-        if options is not None and fields:
-            raise TypeError("give either options=ServerOptions(...) or its fields, not both")
         self.model = model
-        self.options = options or ServerOptions(**fields)
+        self.options = ServerOptions(**options)
         log = log or LOGS / f"{name}-{os.getpid()}.log"
         super().__init__(name, [], "", self.options.start_timeout_s, log)
         self.port = 0

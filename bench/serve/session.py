@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from bench.serve import results
 from bench.serve.api import Api, ApiError, Patience
-from bench.serve.load import Client, Load, OnTurn, warm_up
+from bench.serve.load import Client, Load, warm_up
 from bench.serve.record import RunFolder
 from bench.serve.results import State
 from bench.serve.token_ids import LOW
@@ -32,9 +32,7 @@ class Manner:
     front: str = ""  # the address of what is in front of the server, if anything is
 
 
-def measure(
-    url: str, load: Load, folder: RunFolder, manner: Manner, on_turn: OnTurn | None = None
-) -> State:
+def measure(url: str, load: Load, folder: RunFolder, manner: Manner) -> State:
     """Put the load on the server and close the folder; Ctrl-C keeps what was measured.
 
     Raises ApiError when the server cannot be reached or refuses the warm-up; the folder is
@@ -42,7 +40,7 @@ def measure(
     """
     raise_file_limit()
     try:
-        state = asyncio.run(_measure(url, load, folder, manner, on_turn))
+        state = asyncio.run(_measure(url, load, folder, manner))
     except ApiError as error:
         folder.close("cannot_run", str(error))
         raise
@@ -50,14 +48,12 @@ def measure(
     return state
 
 
-async def _measure(
-    url: str, load: Load, folder: RunFolder, manner: Manner, on_turn: OnTurn | None
-) -> State:
+async def _measure(url: str, load: Load, folder: RunFolder, manner: Manner) -> State:
     async with Api(url, manner.api_key, manner.patience, manner.front) as api:
         with _stopping(asyncio.current_task()) as was_stopped:
             with contextlib.suppress(asyncio.CancelledError):
                 await _prepare(api, load, folder, manner)
-                await manner.client.drive(api, load, folder, on_turn or (lambda turn: None))
+                await manner.client.drive(api, load, folder)
             stopped = was_stopped()
         with contextlib.suppress(ApiError):
             await asyncio.sleep(manner.settle_s)
@@ -104,11 +100,7 @@ def _stopping(task: asyncio.Task[None] | None) -> Iterator[Callable[[], bool]]:
         if task is not None:
             task.cancel()
 
-    try:
-        loop.add_signal_handler(signal.SIGINT, stop)
-    except (ValueError, RuntimeError, NotImplementedError):  # not the main thread
-        yield lambda: False
-        return
+    loop.add_signal_handler(signal.SIGINT, stop)
     try:
         yield lambda: bool(asked)
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rich.table import Table
 
@@ -19,12 +19,17 @@ MIN_PROGRAMS_P99 = 100  # of fewer it is the slowest one
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a run."""
+    """One number of a run. `sample`: what is paired, where its ratio is worth an interval, and
+    `statistic`: what is made of it."""
 
     key: str
     title: str
     value: Callable[[Loaded], float]
     unit: str = ""
+    sample: Callable[[Loaded], Sampled] | None = None
+    statistic: Statistic = mean
+    min_programs: int = 0  # with fewer there is no interval
+    of_finished: bool = False  # programs that failed are in no such figure
 
     @property
     def name(self) -> str:
@@ -40,30 +45,19 @@ class Figure:
         return f"{value:,.0f} {self.unit}".rstrip()
 
 
-@dataclass(frozen=True)
-class Compared(Figure):
-    """One whose ratio is worth an interval: what is paired, and what is made of it."""
-
-    sample: Callable[[Loaded], Sampled] = field(kw_only=True)
-    statistic: Statistic = mean
-    min_programs: int = 0  # with fewer there is no interval
-    of_finished: bool = False  # programs that failed are in no such figure
-
-
 def _compared(
     key: str,
     title: str,
     sample: Callable[[Loaded], Sampled],
     statistic: Statistic = mean,
     min_programs: int = 0,
-) -> Compared:
+) -> Figure:
     """Seconds: the statistic of all that a run's sample has."""
 
     def value(run: Loaded) -> float:
         return statistic([one for values in sample(run).values() for one in values])
 
-    is_jct = sample is _jct
-    return Compared(key, title, value, "s", statistic, min_programs, is_jct, sample=sample)
+    return Figure(key, title, value, "s", sample, statistic, min_programs, sample is _jct)
 
 
 def _jct(run: Loaded) -> Sampled:
@@ -161,7 +155,7 @@ FIGURES = (
     Figure("written_gb", "written to disk", _told("written_gb"), "GB"),
     Figure("read_gb", "read from disk", _told("read_gb"), "GB"),
     Figure("busy_pct", "GPU busy", _told("busy_pct"), "%"),
-    Compared("computed_tokens", "  computed", COMPUTED, sample=lambda r: {"": [COMPUTED(r)]}),
+    Figure("computed_tokens", "  computed", COMPUTED, sample=lambda r: {"": [COMPUTED(r)]}),
     Figure("hit_vram_tokens", "  hit in VRAM", _source("local_cache_hit")),
     Figure("hit_dram_tokens", "  hit in DRAM", _source("external_kv_transfer")),
     Figure("saved_tokens", "  saved by both", _saved),

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,9 @@ ROPE = {"rope_theta": 10_000.0, "rope_type": "default"}
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a tiny model looks like: like Llama's; with a `window` like Gemma 3's, and with
-    `experts`, too, like gpt-oss; with the `state` of gated delta nets ("gdn") like Qwen3-Next,
-    with that of "mamba2" like Granite 4."""
+    """What a tiny model looks like. `family`: a key of CONFIGS, which says whose it is like."""
 
+    family: str = "llama"
     layers: int = 6
     hidden: int = 384
     heads: int = 6
@@ -45,16 +44,7 @@ class ModelShape:
     window: int = 0
     full_every: int = 6
     experts: int = 0
-    state: str = ""
     state_dim: int = 32  # of Mamba2's
-
-    @property
-    def family(self) -> str:
-        if self.state:
-            return {"gdn": "qwen3_next", "mamba2": "granite_hybrid"}[self.state]
-        if self.experts:
-            return "gpt_oss"
-        return "hybrid" if self.window else "llama"
 
     def kv_bytes_per_token(self, dtype_bytes: int = 4) -> int:
         """KV cache per token over all layers (a hybrid keeps less: windows are cut)."""
@@ -62,24 +52,12 @@ class ModelShape:
 
 
 LLAMA = ModelShape()
-HYBRID = ModelShape(hidden=256, heads=4, kv_heads=2, intermediate=512, window=128)
-GPT_OSS = ModelShape(
-    layers=4, hidden=256, heads=4, kv_heads=2, intermediate=256, window=128, full_every=2, experts=4
-)
+SMALL = ModelShape(layers=4, hidden=256, heads=4, kv_heads=2, intermediate=256)
+HYBRID = replace(SMALL, family="hybrid", layers=6, intermediate=512, window=128)
+GPT_OSS = replace(SMALL, family="gpt_oss", window=128, full_every=2, experts=4)
 # vLLM's gated delta nets for CPUs know --dtype bfloat16 only.
-QWEN3_NEXT = ModelShape(
-    layers=4,
-    hidden=256,
-    heads=4,
-    kv_heads=2,
-    intermediate=256,
-    full_every=4,
-    experts=4,
-    state="gdn",
-)
-GRANITE = ModelShape(
-    layers=4, hidden=256, heads=4, kv_heads=2, intermediate=512, full_every=4, state="mamba2"
-)
+QWEN3_NEXT = replace(SMALL, family="qwen3_next", full_every=4, experts=4)
+GRANITE = replace(SMALL, family="granite_hybrid", intermediate=512, full_every=4)
 # A prompt of 3,000 tokens takes seconds on two cores, and reading its 24 MiB of KV milliseconds.
 LARGE = ModelShape(layers=8, hidden=768, heads=12, kv_heads=2, intermediate=3072)
 SHAPES = {
@@ -101,10 +79,15 @@ def make_model(shape: ModelShape = LLAMA, root: Path = MODELS) -> Path:
     folder = root / f"{shape.family}-{key}"
     if folder.exists():
         return folder
+    from safetensors.numpy import save_file
+
     root.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=root))
     try:
-        _write(draft, shape)
+        draft.chmod(0o755)
+        write_shape(draft, shape)
+        tensors = dict(weights(shape))
+        save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
         os.replace(draft, folder)
     except OSError:
         if not folder.exists():  # else another process was first
@@ -120,25 +103,9 @@ def _sources() -> bytes:
     return b"".join(each.read_bytes() for each in sources)
 
 
-def _write(folder: Path, shape: ModelShape) -> None:
-    from safetensors.numpy import save_file
-
-    folder.chmod(0o755)
-    write_shape(folder, shape)
-    save_file(dict(weights(shape)), folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def write_shape(folder: Path, shape: ModelShape) -> None:
     """A model but for its weights; vLLM makes some up with `--load-format dummy`."""
-    config = _common_config(shape) | CONFIGS[shape.family](shape)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
-    (folder / "generation_config.json").write_text(json.dumps(generation))
-    write_tokenizer(folder, shape.vocab, shape.max_position)
-
-
-def _common_config(shape: ModelShape) -> dict[str, Any]:
-    return {
+    config = {
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
@@ -154,7 +121,12 @@ def _common_config(shape: ModelShape) -> dict[str, Any]:
         "eos_token_id": EOS,
         "pad_token_id": PAD,
         "dtype": "float32",
+        **CONFIGS[shape.family](shape),
     }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    generation = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    write_tokenizer(folder, shape.vocab, shape.max_position)
 
 
 def _llama_config(shape: ModelShape) -> dict[str, Any]:
@@ -249,12 +221,12 @@ def _granite_config(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-CONFIGS = {  # what config.json says beside that which all models say
+CONFIGS = {  # what config.json says beside that which all models say (write_shape)
     "llama": _llama_config,
-    "hybrid": _gemma_config,
-    "gpt_oss": _gpt_oss_config,
-    "qwen3_next": _qwen_config,
-    "granite_hybrid": _granite_config,
+    "hybrid": _gemma_config,  # Gemma 3, with a window
+    "gpt_oss": _gpt_oss_config,  # with a window and experts
+    "qwen3_next": _qwen_config,  # with the state of gated delta nets
+    "granite_hybrid": _granite_config,  # Granite 4, with that of Mamba2
 }
 
 

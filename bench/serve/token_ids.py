@@ -7,7 +7,7 @@ thousands of programs cost no memory before they run, and no two turns share a b
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,24 +22,18 @@ class Tokens:
     """Token ids, drawn from the seed and who asks."""
 
     seed: int
-    shared: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def of_turn(self, program: ProgramPlan, index: int) -> list[int]:
         """What is new in a turn's prompt. The first one's spans but the last are all programs'."""
         num_new = program.num_new(index)
         if index:
             return self._draw(f"{program.name}:{index}", num_new)
-        head = self._shared(num_new - program.turns[0].prompt[-1].length)
+        head = self._draw("shared", num_new - program.turns[0].prompt[-1].length)
         return head + self._draw(program.name, num_new - len(head))
 
     def instead_of_answer(self, program: ProgramPlan, index: int) -> list[int]:
         """Ids for a server that does not say which ones it answered."""
         return self._draw(f"{program.name}:{index}:a", program.turns[index].answer.length)
-
-    def _shared(self, num_tokens: int) -> list[int]:
-        if len(self.shared) < num_tokens:
-            self.shared[:] = self._draw("shared", num_tokens)
-        return self.shared[:num_tokens]
 
     def _draw(self, what: str, num_tokens: int) -> list[int]:
         digest = hashlib.sha256(f"{self.seed}:{what}".encode()).digest()

@@ -35,7 +35,7 @@ Gate = Callable[[dict[str, Any]], Awaitable["Trouble | None"]]
 
 
 class FakeApi:
-    """A server in this event loop, as an async context manager; `url` is where it listens."""
+    """A server in this event loop; `url` is where it listens."""
 
     def __init__(self, gate: Gate | None = None) -> None:
         self.url = ""
@@ -45,31 +45,27 @@ class FakeApi:
         self.metrics = ""  # more lines for /metrics
         self.at_once = 0
         self.most_at_once = 0
-        self._gate = gate
+        self.gate = gate
         self._answered = 0
         self.resets: list[str] = []  # their queries
         self.refuses = 0  # so many of them, as vLLM does while blocks are held
-        self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> FakeApi:
+    async def listen(self) -> web.AppRunner:
+        """Answer from now on; whoever cleans up what is returned ends it."""
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/chat/completions", self._complete)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/reset_prefix_cache", self._reset)
-        self._runner = web.AppRunner(
+        runner = web.AppRunner(
             app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
         )
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=8192)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=8192)
         await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
-        return self
-
-    async def __aexit__(self, *ended: object) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        return runner
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -81,7 +77,7 @@ class FakeApi:
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            trouble = await self._gate(body) if self._gate else None
+            trouble = await self.gate(body) if self.gate else None
             if trouble and trouble.status:
                 return web.json_response({"error": {"message": "not now"}}, status=trouble.status)
             return await self._stream(request, prompt, body, trouble)
@@ -148,10 +144,12 @@ def fake_server(gate: Gate | None = None) -> Iterator[FakeApi]:
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
-        yield server
+        runner = asyncio.run_coroutine_threadsafe(server.listen(), loop).result(10)
+        try:
+            yield server
+        finally:
+            asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(60)
     finally:
-        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.chat import demo
-from bench.serve import cli_ab, results
+from bench.serve import results
 from bench.tests.fake_server import FakeApi, Trouble
 from bench.tests.test_serve_ab import api, model  # fixtures
 
@@ -19,7 +19,7 @@ SMALL = ["--programs", "2", "--turns", "2", "--rate", "1000"]
 @pytest.fixture(autouse=True)
 def no_pauses(api: FakeApi, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     api.metrics = "continuum:tier_up 1\n"  # else ours would be said to run without its DRAM
-    monkeypatch.setattr(cli_ab, "make_model", lambda: model)
+    monkeypatch.setattr(demo, "make_model", lambda: model)
     monkeypatch.setattr("bench.chat.agents.PAUSES", 0.0)
     return
 
@@ -48,7 +48,7 @@ def test_a_turn_that_fails_is_told_with_status_1(
     async def gate(body: dict[str, object]) -> Trouble | None:
         return Trouble(status=400) if len(api.requests) == 8 else None
 
-    api._gate = gate
+    api.gate = gate
     assert demo.main([*SMALL, "--out", str(tmp_path)]) == 1
     assert "Continuum adaptive: agent-0" in capsys.readouterr().err
 

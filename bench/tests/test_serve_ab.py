@@ -1,4 +1,5 @@
-"""The runner of arms: order, resuming, arms that cannot run; servers are a small API here."""
+"""The runner of arms: order, resuming, arms that cannot run, a dry run, which shows what would be
+started and refuses what would be refused; servers are a small API here."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import io
 import json
 import os
+import shlex
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,17 +17,19 @@ from typing import Any
 import pytest
 
 from bench.common.plans import Added
-from bench.serve import cli_ab, compare, kept, results, router, session
-from bench.serve.ab import Experiment, cells, check_folder, run_all
+from bench.serve import cli_ab, compare, kept, package, results, rivals, router, session
+from bench.serve.ab import Experiment, cells, check_folder, prepare, run_all
 from bench.serve.aiperf import Aiperf
 from bench.serve.api import Patience
-from bench.serve.arms import ServerArm, Setup, find_arm
+from bench.serve.arms import CannotRunError, Place, ServerArm, Setup, find_arm
 from bench.serve.load import ClientError
+from bench.serve.preview import preview
 from bench.serve.programs import Defaults, Uniform
-from bench.serve.results import ResultError
+from bench.serve.results import Loaded, ResultError, Run
 from bench.serve.router import Router
-from bench.serve.server import ServerError, ServerOptions
+from bench.serve.server import ServerError, ServerOptions, VllmServer
 from bench.tests.fake_server import FakeApi, Trouble, fake_server
+from bench.tests.test_serve_arms import install
 from continuum_connector.errors import ToldError
 
 SMALL = Uniform("small", "p", (Added(60, 4), Added(40, 4)), 0, Defaults("turns", programs=3))
@@ -33,29 +37,19 @@ KV_BYTES = 2 * 2 * 4 * 8 * 4
 IMPATIENT = Patience(backoff_s=0.01)
 
 
-class FakeVllm:
-    """Stands for VllmServer: every server is the one API, and starts are noted."""
+class FakeVllm(VllmServer):
+    """Every server is the one API; starts are noted, and no process is there."""
 
     url = ""
     said = "started"
-    start_s = 1.0
-    port = 1
     started: list[tuple[str, ServerOptions]]
     broken: set[str]
 
-    def __init__(self, model: Path, name: str, options: ServerOptions, log: Path) -> None:
-        self.name = name
-        self.options = options
-        self.log = log
-
-    def __enter__(self) -> FakeVllm:
+    def start(self) -> None:
         if any(self.name.startswith(each) for each in FakeVllm.broken):
             raise ServerError("ended with status 1\nValueError: no room\nLog: x")
         self.log.write_text(self.said)
         FakeVllm.started.append((self.name, self.options))
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
     def healthy(self) -> bool:
         return True
@@ -68,24 +62,15 @@ class FakeVllm:
 def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
     """Every server an arm starts."""
     with fake_server() as server:
-        use(monkeypatch, server)
+        monkeypatch.setattr(FakeVllm, "url", server.url)
+        monkeypatch.setattr(FakeVllm, "started", [], raising=False)
+        monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
+        monkeypatch.setattr(kept, "VllmServer", FakeVllm)
         yield server
-
-
-def use(monkeypatch: pytest.MonkeyPatch, server: FakeApi) -> None:
-    """Make `server` what every arm starts."""
-    monkeypatch.setattr(FakeVllm, "url", server.url)
-    monkeypatch.setattr(FakeVllm, "started", [], raising=False)
-    monkeypatch.setattr(FakeVllm, "broken", set(), raising=False)
-    monkeypatch.setattr(kept, "VllmServer", FakeVllm)
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return sized_model(tmp_path)
-
-
-def sized_model(tmp_path: Path) -> Path:
     """A folder with nothing but what sizes KV."""
     folder = tmp_path / "model"
     folder.mkdir()
@@ -97,6 +82,12 @@ def sized_model(tmp_path: Path) -> Path:
 def experiment(model: Path, *arms: str, **fields: Any) -> Experiment:
     chosen = tuple(find_arm(arm) for arm in arms)
     return Experiment(chosen, SMALL, model, **fields)
+
+
+def ran(out: Path, wanted: Experiment) -> list[Loaded]:
+    """What is in the folder when no run is missing."""
+    assert run_all({out: wanted}) == "done"
+    return results.load(out)
 
 
 def test_arms_alternate_and_those_without_dram_run_once_per_repeat(model: Path) -> None:
@@ -128,8 +119,7 @@ def test_every_arm_gets_the_same_requests_and_each_repeat_its_own(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
     wanted = experiment(model, "none", "none-priority", repeats=2)
-    assert run_all({tmp_path / "out": wanted}) == "done"
-    runs = {run.run.name: run for run in results.load(tmp_path / "out")}
+    runs = {run.run.name: run for run in ran(tmp_path, wanted)}
     assert [run.run.order for run in runs.values()] == [0, 1, 2, 3]
     answers = {name: [turn.answer for turn in run.turns] for name, run in runs.items()}
     assert answers["01-none"] == answers["01-none-priority"] != answers["02-none"]
@@ -140,33 +130,25 @@ def test_every_arm_gets_the_same_requests_and_each_repeat_its_own(
     assert [request["priority"] for request in with_priority[:3]] == [0, 1, 2]
 
 
-class FakeRouter:
-    """Stands for Router: another API, in front of the one that every server is."""
+class FakeRouter(Router):
+    """Another API, in front of the one that every server is."""
 
-    url = ""
+    at = ""
     alive_after = True
 
-    def __init__(self, urls: list[str], args: tuple[str, ...], log: Path) -> None:
-        self.command = ["router", *args, *urls]
-        self.log = log
-
-    def __enter__(self) -> FakeRouter:
+    def start(self) -> None:
+        self.url = FakeRouter.at
         self.log.write_text("out of files")
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
 
     def alive(self) -> bool:
         return self.alive_after
-
-    last_words, log_tail = Router.last_words, Router.log_tail
 
 
 @pytest.fixture
 def front(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApi]:
     """The router of every arm that has one."""
     with fake_server() as server:
-        monkeypatch.setattr(FakeRouter, "url", server.url)
+        monkeypatch.setattr(FakeRouter, "at", server.url)
         monkeypatch.setattr(kept, "Router", FakeRouter)
         monkeypatch.setattr(router, "installed", lambda: True)
         yield server
@@ -176,16 +158,14 @@ def test_what_is_behind_the_router_is_asked_through_it_by_the_programs_name(
     api: FakeApi, front: FakeApi, model: Path, tmp_path: Path
 ) -> None:
     api.metrics = "of_the_server 1\n"
-    wanted = experiment(model, "router+none", "none")
-    assert run_all({tmp_path / "out": wanted}) == "done"
-    plain, behind = (run for run in sorted(results.load(tmp_path / "out"), key=lambda r: r.run.arm))
+    behind, plain = ran(tmp_path, experiment(model, "router+none", "none"))
     assert [turn.answer for turn in plain.turns] == [turn.answer for turn in behind.turns]
     warm_up, one_more = "", ""
     names = [turn.program for turn in behind.turns]
     assert front.sessions == [warm_up, *names, one_more]
     assert set(api.sessions) == {""}
     assert len(api.requests) == len(plain.turns) + 2
-    assert behind.run.front[0] == "router"
+    assert "--enable-program-scheduling" in behind.run.front
     assert behind.run.front[-1] == api.url
     assert not plain.run.front
     assert "of_the_server" in (behind.folder / results.AFTER).read_text()
@@ -195,30 +175,22 @@ def test_a_router_that_ended_under_load_is_a_run_that_died(
     api: FakeApi, front: FakeApi, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeRouter, "alive_after", False)
-    run_all({tmp_path / "out": experiment(model, "router+none")})
-    (run,) = results.load(tmp_path / "out")
+    (run,) = ran(tmp_path, experiment(model, "router+none"))
     assert run.run.state == "died"
     assert run.run.reason.startswith("the router ended: out of files (log: ")
 
 
 def test_what_is_done_is_not_made_again(api: FakeApi, model: Path, tmp_path: Path) -> None:
     wanted = experiment(model, "none", "none-priority")
-    run_all({tmp_path / "out": wanted})
-    before = (tmp_path / "out/runs/01-none/turns.jsonl").read_bytes()
-    half = tmp_path / "out/runs/01-none-priority"
-    run = results.read_run(half)
-    run.state = "interrupted"
-    results.write_run(half, run)
-    run_all({tmp_path / "out": wanted})
-    assert [name for name, _ in FakeVllm.started] == [
-        "01-none",
-        "01-none-priority",
-        "01-none-priority",
-    ]
-    assert (tmp_path / "out/runs/01-none/turns.jsonl").read_bytes() == before
-    assert len(results.load_run(half).turns) == 6
-    run_all({tmp_path / "out": experiment(model, "none", repeats=2)})
-    runs = [each.run for each in results.load(tmp_path / "out")]
+    first, half = ran(tmp_path, wanted)
+    before = (first.folder / results.TURNS).read_bytes()
+    half.run.state = "interrupted"
+    results.write_run(half.folder, half.run)
+    assert len(ran(tmp_path, wanted)[1].turns) == 6
+    names = [name for name, _ in FakeVllm.started]
+    assert names == ["01-none", "01-none-priority", "01-none-priority"]
+    assert (first.folder / results.TURNS).read_bytes() == before
+    runs = [each.run for each in ran(tmp_path, experiment(model, "none", repeats=2))]
     assert [(run.name, run.order) for run in runs[1:]] == [("01-none-priority", 1), ("02-none", 2)]
 
 
@@ -270,14 +242,17 @@ def as_stock(arm: ServerArm) -> ServerArm:
 def test_another_experiment_is_refused_in_the_same_folder(
     api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
-    run_all({tmp_path / "out": experiment(model, "none")})
-    with pytest.raises(ResultError, match=r"\(seed differ\)"):
-        run_all({tmp_path / "out": experiment(model, "none", seed=1)})
-    other = replace(experiment(model, "none").server, eager=False, max_num_seqs=7)
-    with pytest.raises(ResultError, match=r"\(seqs, eager differ\)"):
-        run_all({tmp_path / "out": experiment(model, "none", server=other)})
+    wanted = experiment(model, "none")
+    run_all({tmp_path: wanted})
+    server = replace(wanted.server, eager=False, max_num_seqs=7)
+    for other, differ in (
+        (replace(wanted, seed=1), "seed"),
+        (replace(wanted, server=server), "seqs, eager"),
+    ):
+        with pytest.raises(ResultError, match=rf"\({differ} differ\)"):
+            run_all({tmp_path: other})
     with pytest.raises(ResultError, match=r"\(client differ\)"):
-        check_folder(asked_by_aiperf(model), tmp_path / "out")
+        check_folder(asked_by_aiperf(model), tmp_path)
 
 
 def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
@@ -285,49 +260,46 @@ def test_an_arm_that_cannot_run_says_why_and_the_others_go_on(
 ) -> None:
     FakeVllm.broken.add("01-none-priority")
     wanted = experiment(model, "simple", "lmcache-mp", "none-priority", "none", rivals=tmp_path)
-    assert run_all({tmp_path / "out": wanted}) == "done"
-    told = [each.run for each in results.load(tmp_path / "out")]
-    assert [run.state for run in told] == ["cannot_run"] * 3 + ["done"]
-    assert "--shims" in told[0].reason
-    assert "bench.serve.rivals" in told[1].reason
-    assert told[2].reason == "ended with status 1 ValueError: no room"
-    cli_ab.show(
-        cli_ab.Console(), results.load(tmp_path / "out"), tmp_path / "out", find_arm("none")
-    )
-    assert (tmp_path / "out" / "report.html").exists()
+    runs = ran(tmp_path, wanted)
+    assert [each.run.state for each in runs] == ["cannot_run"] * 3 + ["done"]
+    assert "--shims" in runs[0].run.reason
+    assert "bench.serve.rivals" in runs[1].run.reason
+    assert runs[2].run.reason == "ended with status 1 ValueError: no room"
+    cli_ab.show(cli_ab.Console(), runs, tmp_path, find_arm("none"))
+    assert (tmp_path / "report.html").exists()
 
 
 def test_a_server_that_dies_is_told_compared_with_nobody_and_run_again(
     api: FakeApi, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, out = experiment(model, "none"), tmp_path / "out"
+    wanted = experiment(model, "none")
     with monkeypatch.context() as patch:
         patch.setattr(FakeVllm, "healthy", lambda self: False)
-        assert run_all({out: wanted}) == "done"
-    (run,) = results.load(out)
+        (run,) = ran(tmp_path, wanted)
     assert (run.run.state, run.run.reason) == ("died", "EngineDeadError")
     assert not compare.columns([run])
     console = cli_ab.Console(file=io.StringIO(), record=True, width=100)
-    cli_ab.show(console, [run], out, find_arm("none"))
+    cli_ab.show(console, [run], tmp_path, find_arm("none"))
     said = "vLLM died, and is run again by the same command: EngineDeadError"
     assert said in console.export_text()
-    run_all({out: wanted})
-    assert [run.run.state for run in results.load(out)] == ["done"]
+    assert [run.run.state for run in ran(tmp_path, wanted)] == ["done"]
 
 
+@pytest.mark.parametrize(("healthy", "state"), [(True, "cannot_run"), (False, "died")])
 def test_a_server_that_dies_in_the_warm_up_died_and_is_not_called_unable(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    healthy: bool,
+    state: str,
 ) -> None:
     async def refuse(body: dict[str, Any]) -> Trouble:
         return Trouble(status=400)
 
-    with fake_server(refuse) as server:
-        use(monkeypatch, server)
-        run_all({tmp_path / "able": experiment(model, "none")})
-        monkeypatch.setattr(FakeVllm, "healthy", lambda self: False)
-        run_all({tmp_path / "dead": experiment(model, "none")})
-    states = [results.load(tmp_path / name)[0].run.state for name in ("able", "dead")]
-    assert states == ["cannot_run", "died"]
+    api.gate = refuse
+    monkeypatch.setattr(FakeVllm, "healthy", lambda self: healthy)
+    assert [run.run.state for run in ran(tmp_path, experiment(model, "none"))] == [state]
 
 
 @pytest.mark.parametrize(
@@ -349,8 +321,7 @@ def test_our_arm_without_a_tier_of_its_own_is_reported_as_not_run(
         lines = {"tier_up": 1, "disk_up": 1, tier: is_up}
         api.metrics = "".join(f'continuum:{key}{{engine="0"}} {n}\n' for key, n in lines.items())
         out = tmp_path / state
-        run_all({out: experiment(model, arm, "none", disk=tmp_path / "drive")})
-        ours, stock = results.load(out)
+        ours, stock = ran(out, experiment(model, arm, "none", disk=tmp_path / "drive"))
         assert (ours.run.state, stock.run.state) == (state, "done")
         told = f"it served without its {what} (continuum:{tier} is 0). {said[8:]}"
         assert ours.run.reason == ("" if is_up else told)
@@ -358,24 +329,19 @@ def test_our_arm_without_a_tier_of_its_own_is_reported_as_not_run(
 
 
 def test_ctrl_c_ends_the_experiment_and_the_next_call_goes_on(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: FakeApi, model: Path, tmp_path: Path
 ) -> None:
-    seen: list[int] = []
-
     async def gate(body: dict[str, Any]) -> None:
-        seen.append(1)
-        if len(seen) == 4:
+        if len(api.requests) == 4:
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
 
-    with fake_server(gate) as server:
-        use(monkeypatch, server)
-        wanted = experiment(model, "none", "none-priority")
-        assert run_all({tmp_path / "out": wanted}) == "interrupted"
-        (run,) = results.load(tmp_path / "out")
-        assert (run.run.state, len(run.turns)) == ("interrupted", 2)
-        assert run_all({tmp_path / "out": wanted}) == "done"
-    assert {r.run.state for r in results.load(tmp_path / "out")} == {"done"}
+    api.gate = gate
+    wanted = experiment(model, "none", "none-priority")
+    assert run_all({tmp_path: wanted}) == "interrupted"
+    (run,) = results.load(tmp_path)
+    assert (run.run.state, len(run.turns)) == ("interrupted", 2)
+    assert {run.run.state for run in ran(tmp_path, wanted)} == {"done"}
 
 
 def test_a_load_that_the_client_cannot_play_is_told_before_anything_starts(model: Path) -> None:
@@ -386,3 +352,129 @@ def test_a_load_that_the_client_cannot_play_is_told_before_anything_starts(model
 
 def asked_by_aiperf(model: Path, **fields: Any) -> Experiment:
     return experiment(model, "none", client=Aiperf(model, 32, version="0.13.0"), **fields)
+
+
+class WritingVllm(FakeVllm):
+    """Leaves a file on its disk, as a real one does; notes what lay there when it started."""
+
+    found: list[list[str]]
+
+    def start(self) -> None:
+        folder = Path((self.options.connector or {})["disk_path"])
+        WritingVllm.found.append([each.name for each in folder.iterdir()])
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "slab").touch()
+        super().start()
+
+
+def test_a_server_begins_on_an_empty_disk_and_nothing_of_it_is_left(
+    api: FakeApi, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(WritingVllm, "found", [], raising=False)
+    monkeypatch.setattr(kept, "VllmServer", WritingVllm)
+    api.metrics = "continuum:tier_up 1\ncontinuum:disk_up 1\n"
+    wanted = experiment(model, "continuum-disk", disk=tmp_path / "drive", repeats=2)
+    for cell in cells(wanted):
+        left = prepare(wanted, cell)[1].disk
+        assert left is not None
+        left.mkdir(parents=True)
+        (left / "by one that was killed").touch()
+    assert [run.run.state for run in ran(tmp_path / "out", wanted)] == ["done", "done"]
+    assert WritingVllm.found == [[], []]
+    assert not list((tmp_path / "drive").iterdir())
+
+
+def test_how_much_disk_there_is_makes_another_experiment_and_only_where_it_is_used(
+    model: Path,
+) -> None:
+    assert experiment(model, "continuum-disk", disk_bytes=2**31).settings()["disk_bytes"] == 2**31
+    assert "disk_bytes" not in experiment(model, "none", "continuum").settings()
+
+
+# --- a dry run -------------------------------------------------------------------------------
+def shown(wanted: Experiment, out: Path) -> str:
+    return "\n".join(preview({out: wanted}))
+
+
+def part(text: str, arm: str) -> str:
+    return next(each for each in text.split("\n# ") if each.startswith(arm))
+
+
+def test_it_shows_the_command_that_the_runner_then_starts(
+    api: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    wanted = experiment(model, "none-priority", server=ServerOptions(args=["--seed", "1"]))
+    told = shown(wanted, tmp_path)
+    (run,) = ran(tmp_path, wanted)
+    line = shlex.split(part(told, "none-priority").splitlines()[-1])
+    port = line.index("--port") + 1
+    assert [*line[:port], "0", *line[port + 1 :]] == run.run.command
+
+
+@pytest.mark.parametrize("pressures", [(1.0, 4.0), (4.0, 1.0)])
+def test_an_arm_that_runs_at_one_pressure_only_is_asked_once_and_counted_for_that(
+    model: Path, tmp_path: Path, pressures: tuple[float, ...]
+) -> None:
+    asked: list[int] = []
+
+    def setup(place: Place) -> Setup:
+        asked.append(place.dram_bytes)
+        if place.dram_bytes == max(live):
+            raise CannotRunError("too much DRAM")
+        return Setup()
+
+    wanted = Experiment(
+        (ServerArm("picky", "Picky", setup),), SMALL, model, pressures=pressures, repeats=3
+    )
+    live = [dram.bytes for dram in wanted.drams()]
+    told = shown(wanted, tmp_path / "out")
+    assert "Runs: 3, 0 of them done" in told
+    assert told.count("# picky cannot run: too much DRAM") == 1
+    assert asked == live
+
+
+def test_an_arms_own_environment_is_on_its_line_and_the_others_are_named_once(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rivals").mkdir()
+    install(tmp_path / "rivals", *rivals.packages(on_cpu=False))
+    monkeypatch.setattr(package, "on_cpu", lambda: False)
+    wanted = experiment(model, "none", "lmcache-mp", rivals=tmp_path / "rivals")
+    wanted.server.block_size = 16
+    told = shown(wanted, tmp_path / "out")
+    assert told.count("HF_HUB_OFFLINE=1") == 1
+    side, server = part(told, "lmcache-mp").splitlines()[1:]
+    assert side.endswith(" &")
+    assert str(tmp_path / "rivals") in server.partition("PYTHONPATH=")[2].split()[0]
+    assert server.startswith("LMCACHE_DISABLE_BANNER=1 ")
+
+
+def test_the_router_is_the_line_behind_its_server(
+    front: FakeApi, model: Path, tmp_path: Path
+) -> None:
+    wanted = experiment(model, "router+none", server=ServerOptions(num_blocks=9, block_size=32))
+    _, server, front = part(shown(wanted, tmp_path / "out"), "router+none").splitlines()
+    assert server.endswith(" &")
+    line, port = shlex.split(front), shlex.split(server)[shlex.split(server).index("--port") + 1]
+    assert line[-1] == f"http://127.0.0.1:{port}"
+    assert '"token_capacity_per_dp_rank": 256' in front
+
+
+def test_runs_that_are_done_say_how_long_the_others_take(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "runs" / "01-none"
+    results.write_run(folder, Run(name="01-none", state="done", server_start_s=100, wall_s=200))
+    told = shown(experiment(model, "none", repeats=3), tmp_path / "out")
+    assert "Runs: 3, 1 of them done" in told
+    assert "Time: 10 minutes more" in told
+
+
+def test_it_refuses_what_the_run_would_refuse(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_text('{"seed": 7}')
+    with pytest.raises(ResultError, match="another experiment"):
+        shown(experiment(model, "none"), tmp_path)
+    short = experiment(model, "none", server=ServerOptions(max_model_len=107))
+    for begin in (shown, lambda wanted, out: run_all({out: wanted})):
+        with pytest.raises(ResultError, match=r"has 108 tokens .* takes 107; give --max-len 108"):
+            begin(short, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    experiment(model, "none", server=ServerOptions(max_model_len=108)).check_length()

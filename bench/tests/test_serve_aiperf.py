@@ -75,16 +75,12 @@ def write(home: Path, records: list[dict[str, Any]]) -> None:
     (home / "bin/records").write_text("".join(json.dumps(each) + "\n" for each in records))
 
 
-def client(home: Path) -> Aiperf:
-    return Aiperf.installed(home / "model", 32, home)
-
-
 def played(home: Path) -> Loaded:
     """What is in the folder of a run that this aiperf made."""
     folder = home / "run"
     api = Api("http://127.0.0.1:9", patience=Patience(5))
     with RunFolder(folder, Run(name="run")) as out:
-        asyncio.run(client(home).drive(api, LOAD, out, lambda turn: None))
+        asyncio.run(Aiperf.installed(home / "model", 32, home).drive(api, LOAD, out))
         out.close("done")
     return load_run(folder)
 

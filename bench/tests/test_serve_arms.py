@@ -69,45 +69,47 @@ def test_any_versions_will_do_but_all_packages_must_be_there(tmp_path: Path, cup
     assert find_arm("lmcache-mp").setup(on_gpu).side is not None
 
 
-def test_each_arm_gets_the_same_bytes_of_dram(tmp_path: Path) -> None:
-    def extra(arm: str) -> Any:
-        return (setup_of(arm, tmp_path).kv_transfer_config or {})["kv_connector_extra_config"]
+def extra(setup: Setup) -> dict[str, Any]:
+    """What a rival's connector is told."""
+    return dict((setup.kv_transfer_config or {})["kv_connector_extra_config"])
 
-    assert setup_of("continuum", tmp_path).connector == {
-        "policy": "adaptive",
-        "dram_bytes": 2**30,
-    }
-    for arm in ("simple", "simple-lazy", "offloading-lru", "offloading-arc"):
-        assert extra(arm)["cpu_bytes_to_use"] == 2**30
-    assert extra("simple-lazy")["lazy_offload"] is True
-    assert extra("offloading-arc")["eviction_policy"] == "arc"
-    assert extra("lmcache-mp-lazy")["lmcache.mp.lazy_offload"] is True
+
+OURS = {"policy": "adaptive", "dram_bytes": 2**30}
+
+
+def test_each_arm_gets_the_same_bytes_of_dram(tmp_path: Path) -> None:
+    assert setup_of("continuum", tmp_path).connector == OURS
+    for arm, more in {
+        "simple": {},
+        "simple-lazy": {"lazy_offload": True},
+        "offloading-lru": {"eviction_policy": "lru"},
+        "offloading-arc": {"eviction_policy": "arc"},
+    }.items():
+        assert extra(setup_of(arm, tmp_path)) == {"cpu_bytes_to_use": 2**30, **more}
+    assert extra(setup_of("lmcache-mp-lazy", tmp_path))["lmcache.mp.lazy_offload"] is True
     side = setup_of("lmcache-mp", tmp_path).side
     assert side is not None
     assert side.command[side.command.index("--l1-size-gb") + 1] == "1.000000000"
-    assert extra("lmcache-mp")["lmcache.mp.port"] != side.port  # each setup has its own server
+    other = extra(setup_of("lmcache-mp", tmp_path))
+    assert other["lmcache.mp.port"] != side.port  # each setup has its own server
     assert setup_of("lmcache-v1", tmp_path).env["LMCACHE_MAX_LOCAL_CPU_SIZE"] == "1.000000000"
 
 
 def test_each_arm_with_a_disk_gets_a_folder_of_its_own_on_it(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
-    ours, tiering, lmcache = (
-        setup_of(arm, tmp_path) for arm in ("continuum-disk", "offloading-fs", "lmcache-mp-disk")
-    )
+    arms = ("continuum-disk", "offloading-fs", "lmcache-mp-disk")
+    ours, tiering, lmcache = (setup_of(arm, tmp_path) for arm in arms)
     assert {each.disk for each in (ours, tiering, lmcache)} == {folder}
-    assert ours.connector == {
-        "policy": "adaptive",
-        "dram_bytes": 2**30,
-        "disk_path": str(folder),
-        "disk_bytes": 2**32,
+    assert ours.connector == {**OURS, "disk_path": str(folder), "disk_bytes": 2**32}
+    assert extra(tiering) == {
+        "cpu_bytes_to_use": 2**30,
+        "spec_name": "TieringOffloadingSpec",
+        "secondary_tiers": [{"type": "fs", "root_dir": str(folder)}],
     }
-    extra = (tiering.kv_transfer_config or {})["kv_connector_extra_config"]
-    assert extra["secondary_tiers"] == [{"type": "fs", "root_dir": str(folder)}]
-    assert (extra["spec_name"], extra["cpu_bytes_to_use"]) == ("TieringOffloadingSpec", 2**30)
     assert lmcache.side is not None
     disk = json.loads(lmcache.side.command[lmcache.side.command.index("--l2-adapter") + 1])
     assert (disk["base_path"], disk["max_capacity_gb"]) == (str(folder), 4.0)
-    for arm in ("continuum-disk", "offloading-fs", "lmcache-mp-disk"):
+    for arm in arms:
         assert find_arm(arm).uses_disk
         with pytest.raises(CannotRunError, match="--disk-path"):
             setup_of(arm, tmp_path, disk=None)
@@ -182,11 +184,11 @@ def test_what_decides_whether_contexts_fit_is_not_said_to_the_server_alone(
 
 
 def test_one_of_ours_may_have_keys_of_its_own(tmp_path: Path) -> None:
-    arm = find_arm("continuum-disk+gate_wait_s=inf+ttl_s=3")
+    name = "continuum-disk+gate_wait_s=inf+ttl_s=3"
+    arm = find_arm(name)
     assert arm.name == "continuum-disk:adaptive+gate_wait_s=inf+ttl_s=3"
     assert arm.title == "Continuum adaptive, disk, gate_wait_s=inf, ttl_s=3"
-    place = Place(dram_bytes=2**30, block_size=128, on_cpu=True, rivals=tmp_path, disk=tmp_path)
-    config = load_config(arm.setup(replace(place, disk_bytes=2**32)).connector, environ={})
+    config = load_config(setup_of(name, tmp_path).connector, environ={})
     assert (config.gate_wait_s, config.ttl_s, config.dram_bytes) == (math.inf, 3.0, 2**30)
 
 
@@ -205,7 +207,7 @@ def test_keys_that_no_arm_can_have_are_refused(name: str, sentence: str) -> None
         cli_ab._arm(name)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def with_router(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "installed", lambda: True)
 
@@ -223,7 +225,7 @@ def with_router(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_any_arm_may_have_the_router_in_front(
-    tmp_path: Path, with_router: None, name: str, whole: str, title: str
+    tmp_path: Path, name: str, whole: str, title: str
 ) -> None:
     arm, behind = find_arm(name), find_arm(name.partition("+")[2])
     assert (arm.name, arm.title) == (whole, title)
@@ -235,25 +237,18 @@ def test_any_arm_may_have_the_router_in_front(
     config = json.loads(setup.front[setup.front.index("--program-scheduling-config-json") + 1])
     assert config["program_scheduling_enable_key"] == "auto"
     assert config["token_capacity_per_dp_rank"] == (4096 if ":" in name.split("+")[0] else 2048)
-    assert replace(setup, front=()) == behind.setup(
-        Place(2**30, 128, on_cpu=True, rivals=tmp_path, vram_tokens=2048)
-    )
+    assert replace(setup, front=()) == setup_of(behind.name, tmp_path)
 
 
-def test_without_the_router_its_arm_cannot_run_and_says_how_to_get_it(
+def test_a_router_that_is_not_there_or_not_told_what_vram_holds_cannot_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(router, "installed", lambda: False)
-    with pytest.raises(CannotRunError, match=r"router\+none has it in front; install it with: pip"):
-        setup_of("router+none", tmp_path, vram_tokens=2048)
-
-
-def test_a_router_that_is_not_told_what_vram_holds_cannot_run(
-    tmp_path: Path, with_router: None
 ) -> None:
     with pytest.raises(CannotRunError, match=r"write it: router:TOKENS\+continuum"):
         setup_of("router+continuum", tmp_path)
     assert setup_of("router:64+continuum", tmp_path).front
+    monkeypatch.setattr(router, "installed", lambda: False)
+    with pytest.raises(CannotRunError, match=r"router\+none has it in front; install it with: pip"):
+        setup_of("router+none", tmp_path, vram_tokens=2048)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import html.parser
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +16,9 @@ from bench.serve.page import NOTHING, cautions, page
 from bench.serve.page import read as read_points
 from bench.serve.results import ResultError
 from bench.tests.ab_results import FACTORS, experiment, measured, run_of, settings
-from bench.tests.pages import elsewhere, read
+
+VOID = {"meta", "br"}
+ELSEWHERE = r"<script|<link|<img|<iframe|@import|url\((?!#)[^)]*"
 
 
 @pytest.fixture(scope="module")
@@ -21,19 +26,43 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page([experiment(tmp_path_factory.mktemp("ab"), (0.5, 2.0, 4.0))])
 
 
+class Reader(html.parser.HTMLParser):
+    """As a browser: every element is closed where it should be."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.sources: list[str] = []  # what the page asks of elsewhere
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.open += [tag] * (tag not in VOID)
+        self.sources += [v or "" for k, v in attributes if k in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += filter(None, [data.strip()])
+
+
 def seen(text: str) -> str:
-    return " ".join(filter(None, read(text).words))
+    return " ".join(Reader(text).words)
 
 
 def warned(folder: Path) -> str:
-    return " ".join(cautions(read_points([folder])))
+    return " ".join(cautions(*read_points([folder])))
 
 
 def test_the_page_is_whole_and_names_every_arm_wherever_arms_are_compared(text: str) -> None:
-    reader = read(text)
+    reader = Reader(text)
     for arm in FACTORS:
         assert reader.words.count(arm) >= 5, arm  # overviews, and a table for each point
-    assert elsewhere(text) == set()
+    assert not [source for source in reader.sources if not source.startswith("#")]
+    assert not re.findall(ELSEWHERE, text)
 
 
 def test_the_page_says_what_was_run_and_what_could_not(text: str) -> None:
@@ -101,7 +130,7 @@ def test_folders_of_several_loads_make_one_page_with_jct_against_load(tmp_path: 
     places = [said.index(f" {rate} program") for rate in (1, 3, 6)]
     assert said.index("Mean JCT") < places[0]
     assert places == sorted(places)
-    assert [point.load for point in read_points(folders).points] == [1.0, 3.0, 6.0]
+    assert [point.load for point in read_points(folders)[1]] == [1.0, 3.0, 6.0]
 
 
 def test_folders_that_do_not_belong_together_are_told_apart(tmp_path: Path) -> None:
@@ -117,7 +146,7 @@ def test_plain_vllm_is_the_base_whenever_it_ran_unless_another_is_named(tmp_path
     measured(tmp_path, run_of("lmcache-mp", 2.0, order=0), 0.8)
     measured(tmp_path, run_of("none", order=1), 1.0)
     for base, first in {"": "none", "lmcache-mp": "lmcache-mp"}.items():
-        (point,) = read_points([tmp_path], base).points
+        _, (point,) = read_points([tmp_path], base)
         assert next(iter(point.arms)) == first
 
 
@@ -150,15 +179,16 @@ def test_an_interrupted_run_is_in_the_page_and_warned_of(tmp_path: Path) -> None
 
 
 # --- the command ----------------------------------------------------------------------------
+def report(*words: Path | str) -> Any:
+    return CliRunner().invoke(app, ["report", *map(str, words)])
+
+
 def test_the_command_writes_the_page_beside_the_runs_or_where_it_is_warned(tmp_path: Path) -> None:
-    folder = measured(tmp_path, run_of("none"), 1.0).parents[1]
-    done = CliRunner().invoke(app, ["report", str(folder)])
-    assert done.exit_code == 0, done.output
+    measured(tmp_path, run_of("none"), 1.0)
+    done, other = report(tmp_path), report(tmp_path, "-o", tmp_path / "x.html")
+    assert done.exit_code == other.exit_code == 0, done.output
     assert "report.html: 0." in done.output
-    other = tmp_path / "x.html"
-    done = CliRunner().invoke(app, ["report", str(folder), "-o", str(other)])
-    assert done.exit_code == 0, done.output
-    assert other.read_text() == (folder / "report.html").read_text()
+    assert (tmp_path / "x.html").read_text() == (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -169,12 +199,10 @@ def test_the_command_says_in_a_sentence_why_there_is_no_page(
     tmp_path: Path, made: str, said: str
 ) -> None:
     path = tmp_path / made
+    (path.parent if path.suffix else path).mkdir(parents=True, exist_ok=True)
     if path.suffix:
-        path.parent.mkdir(parents=True)
         path.write_text("{")
-    else:
-        path.mkdir(exist_ok=True)
-    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    done = report(tmp_path)
     assert done.exit_code == 1
     assert said in done.output
     assert "Traceback" not in done.output

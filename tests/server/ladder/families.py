@@ -70,7 +70,7 @@ def options(family: Family, folder: Path) -> dict[str, Any]:
         "max_model_len": MAX_TOKENS,
         "dtype": family.dtype,
     }
-    if family.shape.state == "mamba2":
+    if family.shape.family == "granite_hybrid":
         found["env"] = {"PYTHONPATH": plugin_path(folder)}
     return found
 
