@@ -38,7 +38,7 @@ def test_equal_seeds_fire_equal_agents_and_every_kind_of_them_comes() -> None:
 
 @pytest.mark.parametrize("place", PLACES, ids=".".join)
 def test_any_value_can_be_put_into_any_place(place: tuple[str, ...]) -> None:
-    for value in VALUES.values():
+    for value in VALUES:
         body = {"model": "m", "kv_transfer_params": {"continuum": {"program": "p"}}}
         whole = json.dumps(body)
         changed = dict(body)
@@ -55,7 +55,7 @@ def test_what_was_spoiled_is_said_in_few_words() -> None:
         assert said
         assert body or headers
         assert len("".join(said)) < 400
-    assert all(isinstance(body, bytes) for body in BODIES.values())
+    assert all(isinstance(body, bytes) for body in BODIES)
 
 
 def test_resets_and_switches_fall_evenly_on_the_storms_quarters() -> None:
