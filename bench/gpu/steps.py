@@ -348,10 +348,10 @@ ENGINE = Step(
 SHAPE = Step(
     "shape",
     "The model of the sweep is there: Llama-3.1-8B without its weights",
-    (*PYTHON, "bench.gpu.shape", MODEL),
+    (*PYTHON, "bench.serve.tiny_model", "--llama-8b", MODEL),
     60.0,
     said,
-    (*PYTHON, "bench.gpu.shape", MODEL),
+    (*PYTHON, "bench.serve.tiny_model", "--llama-8b", MODEL),
     is_gate=True,
 )
 FLASH = _equal(
