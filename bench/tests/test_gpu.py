@@ -28,6 +28,7 @@ from bench.serve.server import end_group
 from bench.serve.tiny_model import LLAMA_8B, write_shape
 from bench.tests import ab_results
 from bench.tests.test_serve_arms import install
+from continuum_connector.errors import ToldError
 
 SHORT = {step.name: step for step in steps.plan(steps.SHORT)}
 
@@ -135,7 +136,7 @@ def test_the_file_is_whole_after_every_step(tmp_path: Path) -> None:
 
 def test_a_dry_run_and_a_run_do_not_share_a_folder(tmp_path: Path) -> None:
     sit(tmp_path, [step("one")], rehearsal=True)
-    with pytest.raises(runner.OtherStateError, match="holds a dry run and this is a run on a GPU"):
+    with pytest.raises(ToldError, match="holds a dry run and this is a run on a GPU"):
         open_state(tmp_path, rehearsal=False)
 
 
@@ -344,7 +345,7 @@ def test_one_command_runs_the_plan_and_writes_what_came_of_it_where_people_read_
 
 
 def test_readme_and_limits_tell_what_the_last_gpu_said() -> None:
-    known = main.committed()
+    known = read_state(main.COMMITTED)
     told = {main.README: (main.IN_README, main.in_short(known))}
     told[main.LIMITS] = (main.MARKER, main.quoted(known))
     for path, (marker, text) in told.items():
