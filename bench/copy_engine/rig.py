@@ -20,7 +20,6 @@ from continuum_connector.worker.layout import Layout
 from continuum_connector.worker.native import NativeEngine, Tuning
 
 WAIT_S = 120.0
-NAP_S = 0.0005  # after this long without work another thread sleeps, and so does its core
 
 
 def compute(seconds: float) -> None:
