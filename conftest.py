@@ -45,8 +45,8 @@ if str(ROOT) not in _paths:
 
 def waits_for_test_all(item: pytest.Item) -> bool:
     """What `make test` leaves to `make test-all`: other vLLMs than the installed one, names of vLLM
-    renamed, the C++ under sanitizers, the plan for a GPU, and servers with other flags than the one
-    that most server tests share."""
+    renamed, the C++ under sanitizers, and servers with other flags than the one that most server
+    tests share."""
     where = item.path.relative_to(ROOT).as_posix()
     uses = set(getattr(item, "fixturenames", ()))
     if where.startswith("tests/server/"):
@@ -56,7 +56,6 @@ def waits_for_test_all(item: pytest.Item) -> bool:
     return where in (
         "tests/native/test_sanitizers.py",
         "tests/vllm/test_renames.py",  # minutes: each name that we touch, renamed
-        "bench/tests/test_gpu_plan.py",
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 
 from rich import progress as bars
 from rich.console import Console
@@ -19,8 +19,6 @@ class Progress:
         self._total = total
         self._part = total / PARTS or UNKNOWN_PART
         self._parts = 0
-        self._began = time.monotonic()
-        self._first: tuple[float, float] | None = None  # when news came first, what was done then
         self._bar = bars.Progress(
             bars.TextColumn("{task.description}"),
             bars.BarColumn(),
@@ -29,8 +27,10 @@ class Progress:
             console=console,
             transient=True,
             disable=not console.is_terminal,
+            speed_estimate_period=math.inf,  # since the first news: what comes before is setting up
         )
-        self._task = self._bar.add_task(label, total=total or None, state="")
+        self._bar.add_task(label, total=total or None, state="")
+        (self._task,) = self._bar.tasks
 
     def __enter__(self) -> Progress:
         self._bar.start()
@@ -41,29 +41,20 @@ class Progress:
 
     def say(self, text: str) -> None:
         """What is going on now."""
-        self._bar.update(self._task, state=text)
+        self._bar.update(self._task.id, state=text)
         if self._bar.disable:
             self._line(text)
 
     def update(self, done: float, text: str) -> None:
         """So much is done; `text`: of what."""
-        left = self._left(done)
-        text = f"{text}, {span(time.monotonic() - self._began)} so far"
-        text = text if left is None else f"{text}, {span(left)} left"
-        self._bar.update(self._task, completed=done, state=text)
+        self._bar.update(self._task.id, completed=done)
+        text = f"{text}, {span(self._task.elapsed or 0.0)} so far"
+        if (left := self._task.time_remaining) is not None:
+            text += f", {span(left)} left"
+        self._bar.update(self._task.id, state=text)
         if self._bar.disable and (part := int(done / self._part + 1e-9)) > self._parts:
             self._parts = part
             self._line(f"{100 * done / self._total:3.0f} %  {text}" if self._total else text)
-
-    def _left(self, done: float) -> float | None:
-        """Seconds left, by the pace since the first news: what comes before is setting up."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now, done
-        began, before = self._first
-        if done <= before or not self._total:
-            return None
-        return (now - began) * (self._total - done) / (done - before)
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)

@@ -1,6 +1,6 @@
 """What only a device has: GB/s over the bus, by path and size, and both ways at once beside one
-large copy; how fast a host pool is populated and page-locked; and what transfers at full rate take
-from a step's kernels, by the way they go to the driver.
+large copy; and what transfers at full rate take from a step's kernels, by the way they go to the
+driver.
 
 Large pieces cross by the copy engines, which take memory bandwidth only. Small pieces of loads go
 by a kernel of ours (`csrc/path.h`), which takes processors too: both are measured, and small
@@ -123,32 +123,6 @@ def _fed_rate(rig: Rig, ways: tuple[Direction, ...], seconds: float) -> float:
     with fed(rig, ways) as meter:
         time.sleep(seconds)
         return meter.rate()
-
-
-def measure_pin(machine: Machine, sizes: Sizes, say: Say) -> Section:
-    """GB/s of both parts, as the pool's own state says, and of the whole call."""
-    section = Section(
-        "pin",
-        f"Host pool of {size(sizes.pool_bytes)}, GB/s",
-        ("chunk", "huge pages", "populate", "page-lock", "whole call"),
-        note="`-`: that part took no time (the simulator locks nothing). Populating memory that "
-        "this machine never touched before costs more than what is measured here later on.",
-    )
-    for chunk in sizes.pool_chunks:
-        for huge in (False, True):
-            say(f"pool, chunks of {size(chunk)}, huge pages {'on' if huge else 'off'}")
-            with Rig(machine, 1, 4096) as rig:
-                began = time.perf_counter()
-                state = rig.engine.map_pool(sizes.pool_bytes, chunk, huge)
-                whole_s = time.perf_counter() - began
-            cells = [_pool_rate(sizes, s) for s in (state.populate_s, state.lock_s, whole_s)]
-            section.rows.append((size(chunk), "on" if huge else "off", *cells))
-            section.samples[f"{chunk}, {'huge' if huge else 'small'}, whole call s"] = [whole_s]
-    return section
-
-
-def _pool_rate(sizes: Sizes, seconds: float) -> str:
-    return f"{sizes.pool_bytes / seconds / 1e9:.2f}" if seconds > 0 else "-"
 
 
 # --- an engine that is kept at work ------------------------------------------------------------

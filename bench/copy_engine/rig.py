@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import itertools
 import os
 import time
@@ -18,10 +17,9 @@ from continuum_connector.messages import BlockIds
 from continuum_connector.worker import abi
 from continuum_connector.worker.abi import Direction, Region
 from continuum_connector.worker.layout import Layout
-from continuum_connector.worker.native import NativeEngine, Tuning, check
+from continuum_connector.worker.native import NativeEngine, Tuning
 
 WAIT_S = 120.0
-NAP_S = 0.0005  # after this long without work another thread sleeps, and so does its core
 
 
 def compute(seconds: float) -> None:
@@ -44,22 +42,6 @@ class TimedEngine(NativeEngine):
         while n := self._quick.ckv_poll(self._handle, self._buffer, len(self._buffer)):
             found += [abi.RawCompletion.from_buffer_copy(each) for each in self._buffer[:n]]
         return found
-
-    def map_pool(self, num_bytes: int, chunk_bytes: int, huge: bool) -> abi.RawPoolState:
-        """Map another pool, which stays until the engine is closed; how long that took."""
-        config = abi.PoolConfig(
-            size=ctypes.sizeof(abi.PoolConfig),
-            huge=huge,
-            numa_node=-1,
-            bytes=num_bytes,
-            chunk_bytes=chunk_bytes,
-        )
-        base, handle = ctypes.c_void_p(), self._opened()
-        state = abi.RawPoolState(size=ctypes.sizeof(abi.RawPoolState))
-        lib = self._blocking
-        check(lib.ckv_pool_map(handle, ctypes.byref(config), ctypes.byref(base)))
-        check(lib.ckv_pool_get_state(handle, base, ctypes.byref(state)))
-        return state
 
 
 class Rig:

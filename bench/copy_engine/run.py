@@ -16,7 +16,7 @@ from rich.console import Console
 from bench.cli import names_of, start, teaching_parser
 from bench.common.progress import Progress
 from bench.copy_engine.caller import measure_delay, measure_submit
-from bench.copy_engine.device import measure_decode, measure_duplex, measure_pin, measure_sweep
+from bench.copy_engine.device import measure_decode, measure_duplex, measure_sweep
 from bench.copy_engine.machine import Machine, find_device
 from bench.copy_engine.report import Say, Section
 from bench.copy_engine.rig import same_cores_afterwards
@@ -42,7 +42,6 @@ reading the tables
   sweep      the engine by chunk size, number of blocks and path to the driver
   duplex     the engine kept at work one way and both ways, beside the peak: one large copy each way
   decode     how much kernels slow down beside transfers at full rate, large pieces and small
-  pin        how fast the host pool is populated and page-locked
   PASS and FAIL compare with the aims of the design; the exit status does not depend on them.
 
 examples
@@ -63,7 +62,6 @@ DEVICE_SECTIONS: dict[str, Measure] = {
     "sweep": measure_sweep,
     "duplex": measure_duplex,
     "decode": measure_decode,
-    "pin": measure_pin,
 }
 ALL_SECTIONS = CPU_SECTIONS | DEVICE_SECTIONS
 

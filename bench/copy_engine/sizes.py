@@ -32,8 +32,6 @@ class Sizes:
     decode_bytes: int = 512 * MIB  # that such transfers go over
     small_pieces: tuple[int, ...] = (16 * KIB, 32 * KIB)  # below and above the bound in csrc/path.h
     small_pieces_per_block: int = 64  # K and V of 32 layers
-    pool_bytes: int = 8192 * MIB
-    pool_chunks: tuple[int, ...] = (64 * MIB, 128 * MIB, 256 * MIB, 1024 * MIB)
 
 
 FULL = Sizes()
@@ -48,6 +46,4 @@ QUICK = Sizes(
     work_units=100,
     arm_s=0.3,
     decode_bytes=256 * MIB,
-    pool_bytes=1024 * MIB,
-    pool_chunks=(128 * MIB, 1024 * MIB),
 )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.cli import names_of, real, start, teaching_parser
 from bench.common.tables import markdown
-from bench.gpu.runner import FILE, GRACE_S, Sitting, State, open_state, read_state
+from bench.gpu.runner import FILE, GRACE_S, Sitting, State, open_state
 from bench.gpu.steps import BY_NAME, STEPS, Step, Verdict, filled, fitting, plan
 from bench.markers import rewrite
 from bench.serve.rivals import FOLDER
@@ -137,7 +137,7 @@ def word(state: State, verdict: str) -> str:
 def where(state: State) -> str:
     """Machine and date, in a sentence."""
     kind = "Dry run on" if state.rehearsal else "On"
-    return f"{kind} {state.machine or 'no GPU yet'}, {state.date or 'no date'}."
+    return f"{kind} {state.machine}, {state.date}."
 
 
 def status(state: State, steps: Sequence[Step]) -> int:
@@ -156,18 +156,15 @@ def status(state: State, steps: Sequence[Step]) -> int:
 def quoted(state: State) -> str:
     """The list as docs/limits.md has it."""
     used = ", ".join(f"{name} {version}" for name, version in state.versions.items())
-    head = f"{where(state)} {used}." if state.date else "No machine, no date."
     rows = [(each.decides, _found(state, each)) for each in claims()]
-    return f"{head}\n\n{markdown(('claim', 'found'), rows)}"
+    return f"{where(state)} {used}.\n\n{markdown(('claim', 'found'), rows)}"
 
 
 def in_short(state: State) -> str:
     """The list in a sentence, for README.md."""
     card, _, _ = state.machine.partition(",")
-    counted = dict.fromkeys(Verdict, 0)
-    for step in claims():
-        counted[Verdict(state.of(step).verdict)] += 1
-    told = ", ".join(f"{number} {verdict.value}" for verdict, number in counted.items() if number)
+    found = by_verdict(state, claims())
+    told = ", ".join(f"{len(some)} {verdict}" for verdict, some in found.items() if some)
     vllm = state.versions.get("vllm", "")
     link = "[the list](docs/limits.md#what-is-not-proven)"
     return f"On a GPU: {card}, vLLM {vllm}, {state.date}. Of {len(claims())} claims {told}: {link}."
@@ -182,11 +179,6 @@ def _found(state: State, step: Step) -> str:
     known = state.of(step)
     text = f"**{known.verdict}**" if known.verdict != Verdict.NOT_REACHED.value else known.verdict
     return f"{text}: {known.said}".rstrip(": ").replace("|", "\\|")
-
-
-def committed() -> State:
-    """What the last GPU said; nothing where there was none."""
-    return read_state(COMMITTED) if COMMITTED.exists() else State(rehearsal=False)
 
 
 if __name__ == "__main__":

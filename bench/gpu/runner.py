@@ -33,10 +33,6 @@ NO_VERDICT = 2  # of serve_equal, and of bench.copy_engine where there is no GPU
 Launch = Callable[[Sequence[str], Path, float], int | None]
 
 
-class OtherStateError(ToldError):
-    """The folder holds what does not belong to this call; the message says what to do."""
-
-
 @dataclass
 class Known:
     """What came of one step."""
@@ -80,12 +76,12 @@ def read_state(path: Path) -> State:
 
 
 def open_state(out: Path, *, rehearsal: bool) -> State:
-    """The state to go on with; OtherStateError where a rehearsal lies."""
+    """The state to go on with; ToldError where a rehearsal lies, or the other way round."""
     out.mkdir(parents=True, exist_ok=True)
     state = read_state(out / FILE) if (out / FILE).exists() else State(rehearsal)
     if state.rehearsal != rehearsal:
         kinds = ("a run on a GPU", "a dry run")
-        raise OtherStateError(
+        raise ToldError(
             f"--out {out} holds {kinds[state.rehearsal]} and this is {kinds[rehearsal]}, so their "
             "results would be mixed; give another --out"
         )

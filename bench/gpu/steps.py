@@ -348,10 +348,10 @@ ENGINE = Step(
 SHAPE = Step(
     "shape",
     "The model of the sweep is there: Llama-3.1-8B without its weights",
-    (*PYTHON, "bench.gpu.shape", MODEL),
+    (*PYTHON, "bench.serve.tiny_model", "--llama-8b", MODEL),
     60.0,
     said,
-    (*PYTHON, "bench.gpu.shape", MODEL),
+    (*PYTHON, "bench.serve.tiny_model", "--llama-8b", MODEL),
     is_gate=True,
 )
 FLASH = _equal(
@@ -406,8 +406,8 @@ ANSWERED = (  # by an H200, and asked again where there is time
     ),
     _copies(
         "submit",
-        "A submit costs a step 20 us, a copy begins within 5 ms, a pool is locked",
-        *("device_submit,device_delay,pin", "delay", 140.0, True),
+        "A submit costs a step 20 us, a copy begins within 5 ms",
+        *("device_submit,device_delay", "delay", 140.0, True),
     ),
     _equal(
         "equal",

@@ -20,7 +20,7 @@ from continuum_connector.scheduler.kv_groups import block_key
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import SLOT_BYTES
 
-NOTHING = "nothing"
+STOCK, NOTHING = "stock", "nothing"  # plain vLLM, not the policy of that name
 OURS = ("fixed_ttl", "adaptive")
 # Seconds; dear enough for `adaptive` to pin every turn for as long as it may.
 KNOWN_COSTS = {"prefill": [0.01, 1e-3, 0.0, 0.0, 0.0], "load": [0.01, 1e-3]}
@@ -47,7 +47,10 @@ RIVALS = {
 
 
 def engine_of(name: str, num_slots: int, **common: Any) -> Engine:
-    """An engine with a connector that does nothing, a rival's, or ours with that policy."""
+    """An engine without a connector, with one that does nothing, a rival's, or ours with that
+    policy."""
+    if name == STOCK:
+        return Engine(connector=None, **common)
     if name == NOTHING:
         module = "tests.vllm.idle_connector"
         return Engine(connector="IdleConnector", connector_module=module, extra_config={}, **common)

@@ -25,6 +25,7 @@ from bench.common.tables import markdown
 from bench.hook_cost.arms import (
     NOTHING,
     OURS,
+    STOCK,
     engine_of,
     fill_dram,
     remember_programs,
@@ -101,7 +102,7 @@ def build_pair(args: argparse.Namespace, policy: str, num_pins: int) -> list[Tim
         "max_num_batched_tokens": 8192,
     }
     say(f"building stock, and {policy}: {num_pins} pins, {args.dram_blocks} blocks in DRAM")
-    stock = Engine(connector=None, **common)
+    stock = engine_of(STOCK, 0, **common)
     ours = engine_of(policy, args.dram_blocks, **common)
     run_turns(stock, num_pins, args.prompt)
     if policy != NOTHING:
@@ -111,7 +112,7 @@ def build_pair(args: argparse.Namespace, policy: str, num_pins: int) -> list[Tim
         fill_dram(ours.connector.side, args.dram_blocks, args.programs)
     for engine in (stock, ours):
         engine.check = lambda: None  # of every block, between the steps: cold caches
-    return [TimedEngine(*arm, args) for arm in (("stock", stock), (policy, ours))]
+    return [TimedEngine(*arm, args) for arm in ((STOCK, stock), (policy, ours))]
 
 
 def interleave(arms: Sequence[TimedEngine], num_steps: int) -> None:

@@ -22,9 +22,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,12 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 import continuum_connector
 from bench.cli import many, positive, start, teaching_parser
+from bench.common.tables import markdown
 from bench.hook_cost.arms import (
     NOTHING,
     OURS,
     RIVALS,
+    STOCK,
     engine_of,
     fill_dram,
     remember_programs,
@@ -44,11 +46,11 @@ from bench.hook_cost.arms import (
 )
 from continuum_connector.connector import WorkerMetadata
 from continuum_connector.messages import StepPlan, TransferOutcome, WorkerReport
-from tests.vllm.harness import Engine, runner_output
+from tests.vllm.harness import runner_output
 from tests.vllm.tiering import BLOCK, SLOT_BYTES
 
-STOCK = "stock"  # plain vLLM, not the policy of that name
 ARMS = (STOCK, NOTHING, *RIVALS, *OURS)
+SIZES = {"running": 256, "warmup": 20}  # turns that decode at once, steps before any is timed
 NEW_TOKENS = 64  # of a tool's answer
 ROUND = 10  # steps of one arm, before the others take as many
 Around = Callable[[str], AbstractContextManager[Any]]  # of a part of a step: before, after
@@ -105,10 +107,7 @@ class Arm:
             "max_num_batched_tokens": max(8192, args.context),
         }
         num_slots = 2 * args.running * per_turn
-        if name == STOCK:
-            self.engine = Engine(connector=None, **common)
-        else:
-            self.engine = engine_of(name, num_slots, **common)
+        self.engine = engine_of(name, num_slots, **common)
         self.scheduler = self.engine.scheduler
         half = RIVALS[name].half() if name in RIVALS else None
         self._sampler = Sampler(half, self.engine.clock)
@@ -253,53 +252,42 @@ class Measured:
         }
 
 
-class InProcess:
-    """An arm in a process of its own, that takes as many steps as it is told to."""
+class Process(BaseManager):
+    """A process of its own for one arm, whose proxy takes as many steps as it is told to."""
 
-    def __init__(self, name: str, args: argparse.Namespace) -> None:
-        spawn = multiprocessing.get_context("spawn")
-        self._process = ProcessPoolExecutor(1, spawn, _serve, (name, args))
-        self.step(0)  # ready; so none is built while another is
-
-    def step(self, num: int) -> None:
-        self._process.submit(_step, num).result()
-
-    def result(self) -> dict[str, Any]:
-        """All times, and counts; ends the process."""
-        with self._process:
-            return self._process.submit(_result).result()
+    measured: Callable[[str, argparse.Namespace], Measured]
 
 
-_served: list[Measured] = []  # the one arm of this process, where it is an arm's
+Process.register("measured", Measured)
 
 
-def _serve(name: str, args: argparse.Namespace) -> None:
+def _print_on_stderr() -> None:
     sys.stdout = sys.stderr  # vLLM may print
-    _served.append(Measured(name, args))
 
 
-def _step(num: int) -> None:
-    _served[0].step(num)
-
-
-def _result() -> dict[str, Any]:
-    return _served[0].result()
+@contextmanager
+def in_process(name: str, args: argparse.Namespace) -> Iterator[Measured]:
+    """An arm in a process of its own, ready: none is built while another is."""
+    process = Process(ctx=multiprocessing.get_context("spawn"))
+    process.start(_print_on_stderr)
+    with process:
+        yield process.measured(name, args)
 
 
 def _in_turn(names: Sequence[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     """The results of all arms, which take `ROUND` steps each, forwards and then backwards."""
-    arms = [InProcess(name, args) for name in names]
-    done = 0
-    while done < args.steps:
-        num = min(ROUND, args.steps - done)
-        for arm in arms if done // ROUND % 2 == 0 else reversed(arms):
-            arm.step(num)
-        done += num
-    return [arm.result() for arm in arms]
+    with ExitStack() as processes:
+        arms = [processes.enter_context(in_process(name, args)) for name in names]
+        for done in range(0, args.steps, ROUND):
+            num = min(ROUND, args.steps - done)
+            for arm in arms if done // ROUND % 2 == 0 else reversed(arms):
+                arm.step(num)
+        return [arm.result() for arm in arms]
 
 
 # --- what is shown --------------------------------------------------------------------------
-def _row(result: dict[str, Any], stock: dict[str, Any]) -> str:
+def row(result: dict[str, Any], stock: dict[str, Any]) -> list[str]:
+    """Of the table."""
     cells = [f"{result['context']:,}", result["arm"]]
     for number in (50, 99):
         step, of_stock = (_percentile(each, number) for each in (result, stock))
@@ -311,8 +299,7 @@ def _row(result: dict[str, Any], stock: dict[str, Any]) -> str:
     all_codes, of_stock = (
         sum(each["codes"] for each in one["counts"].values()) for one in (result, stock)
     )
-    cells.append(f"{all_codes - of_stock:+,.0f}")
-    return f"| {' | '.join(cells)} |"
+    return [*cells, f"{all_codes - of_stock:+,.0f}"]
 
 
 def _percentile(result: dict[str, Any], number: int) -> float:
@@ -331,22 +318,18 @@ def main() -> None:
     add = parser.add_argument
     add("--arms", nargs="+", default=list(ARMS), choices=ARMS, help="stock is always measured")
     add("--contexts", type=positive, nargs="+", default=[8192, 65536], help="tokens of a context")
-    add("--running", type=positive, default=256, help="turns decoding at once")
     add("--programs", type=many, default=10_000, help="others remembered, whose blocks fill DRAM")
     add("--steps", type=positive, default=200, help="steps that are timed; up to 20 are counted")
-    add("--warmup", type=many, default=20, help="steps before that")
     add("--json", type=Path, help="write all samples here")
-    args = parser.parse_args()
+    args = parser.parse_args(namespace=argparse.Namespace(**SIZES))
     print(f"{args.running} running turns, one ends and one begins per step, CPU time\n")
-    print(f"| {' | '.join(COLUMNS)} |")
-    print("|---" * len(COLUMNS) + "|")
-    results = []
+    results, rows = [], []
     names = [STOCK, *(each for each in args.arms if each != STOCK)]
     for context in args.contexts:
         of_all = _in_turn(names, argparse.Namespace(**vars(args), context=context))
-        for result in of_all:
-            print(_row(result, of_all[0]), flush=True)
         results += of_all
+        rows += [row(result, of_all[0]) for result in of_all]
+    print(markdown(COLUMNS, rows))
     if args.json:
         args.json.write_text(json.dumps(results))
 

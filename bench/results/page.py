@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bench.common.tables import markdown
-from bench.gpu.__main__ import NO_CLAIM, committed
-from bench.gpu.steps import STEPS, Verdict
+from bench.gpu.__main__ import COMMITTED, claims
+from bench.gpu.runner import read_state
+from bench.gpu.steps import Verdict
 from bench.results.kept import Cell, Kept
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +26,10 @@ def results(kept: Mapping[str, Kept]) -> str:
 
 def _gpu() -> str:
     """Whether a device has shown anything: bench/gpu/result.json says."""
-    state = committed()
-    claims = [each for each in STEPS if each.name not in NO_CLAIM]
-    proven = sum(state.of(each).verdict == Verdict.PROVEN.value for each in claims)
+    state = read_state(COMMITTED)
+    proven = sum(state.of(each).verdict == Verdict.PROVEN.value for each in claims())
     return (
-        f"**On a GPU {proven} of {len(claims)} claims are proven** "
+        f"**On a GPU {proven} of {len(claims())} claims are proven** "
         "([which](limits.md#what-is-not-proven)). The first table comes from a GPU. The others "
         "come from CPU servers or from the lab. On a CPU server what is decided, found and "
         "computed again is real; times are not, and neither are ratios of times, because prefill "

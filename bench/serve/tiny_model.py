@@ -60,6 +60,16 @@ QWEN3_NEXT = replace(SMALL, family="qwen3_next", full_every=4, experts=4)
 GRANITE = replace(SMALL, family="granite_hybrid", intermediate=512, full_every=4)
 # A prompt of 3,000 tokens takes seconds on two cores, and reading its 24 MiB of KV milliseconds.
 LARGE = ModelShape(layers=8, hidden=768, heads=12, kv_heads=2, intermediate=3072)
+LLAMA_8B = ModelShape(  # Llama-3.1-8B: 128 KiB of KV per token in bfloat16
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=14_336,
+    vocab=128_256,
+    max_position=131_072,
+)
 SHAPES = {
     "llama": LLAMA,
     "hybrid": HYBRID,
@@ -232,9 +242,15 @@ CONFIGS = {  # what config.json says beside that which all models say (write_sha
 
 def main() -> None:
     """Write one, or find it written, and say where."""
+    dummy = "write Llama-3.1-8B's shape there instead, without weights, for --load-format dummy"
     parser = teaching_parser("python -m bench.serve.tiny_model", __doc__)
     parser.add_argument("name", nargs="?", default="llama", choices=SHAPES)
-    print(make_model(SHAPES[parser.parse_args().name]))
+    parser.add_argument("--llama-8b", type=Path, metavar="FOLDER", help=dummy)
+    options = parser.parse_args()
+    if folder := options.llama_8b:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_shape(folder, LLAMA_8B)
+    print(folder or make_model(SHAPES[options.name]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.serve.apis import APIS
 from bench.serve.server import SERVED_NAME
-from bench.storm.garbage import BODIES, encode, spoil
+from bench.storm.garbage import BODIES, encode, short, spoil
 from bench.storm.judge import ABORTED, Ended, Tally
 from bench.storm.plan import Agent, Turn, draw_agent, text
 
@@ -100,8 +100,8 @@ class Storm:
         if turn.spoiled:
             rng = random.Random(turn.spoiled)
             if rng.random() < 0.05:
-                name = rng.choice(list(BODIES))
-                said, payload = [f"the body is {name}"], BODIES[name]
+                payload = rng.choice(BODIES)
+                said = [f"the body is {short(payload)}"]
             else:
                 said = spoil(rng, body, headers)
         self.sent += 1

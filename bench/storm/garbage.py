@@ -7,72 +7,38 @@ vLLM's own schema forbids is the client's mistake.
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
+from reprlib import repr as short  # so that a report says what was sent without 100 KB of it
 from typing import Any
 
 CONTROL = "".join(map(chr, range(1, 32))) + "\x7f\x85\u2028\u202e\ufeff\u0000"
 LONG = 100_000
 
-# A JSON value by its name, so that a report can say what was sent without 100 KB of it. Not sent:
-# a lone surrogate, such as "\\ud800", and integers beyond 64 bits. Stock vLLM answers 500 to them,
-# for it cannot pack them for its EngineCore (v1/engine/core_client.py, msgpack).
-VALUES: dict[str, Any] = {
-    "null": None,
-    "true": True,
-    "false": False,
-    "0": 0,
-    "-1": -1,
-    "0.5": 0.5,
-    "1e308": 1e308,
-    "-1e308": -1e308,
-    "5e-324": 5e-324,
-    "NaN": float("nan"),
-    "Infinity": float("inf"),
-    "-Infinity": float("-inf"),
-    "2**63": 2**63,
-    "2**64-1": 2**64 - 1,
-    "empty text": "",
-    "a space": " ",
-    "'None'": "None",
-    "'true'": "true",
-    "'1e308'": "1e308",
-    "100 KB of a": "a" * LONG,
-    "100 KB of \u20ac": "\u20ac" * (LONG // 3),
-    "100 KB of newlines": "\n" * LONG,
-    "control characters": CONTROL,
-    "another namespace": "job:shared",
-    "a path": "../../../etc/passwd",
-    "{}": {},
-    "[]": [],
-    "a list of 1,000 texts": [f"tool-{i}" for i in range(1000)],
-    "a list of 1,000 numbers": list(range(1000)),
-    "a list of 1,000 nulls": [None] * 1000,
-    "a list of every type": [None, True, -1, 1e308, "x", [], {}, "a" * 1000],
-    "an object of 1,000 members": {f"member-{i}": i for i in range(1000)},
-    "a member of 100 KB name": {"k" * LONG: 1},
-    "lists, 100 deep": json.loads("[" * 100 + "]" * 100),
-    "objects, 50 deep": json.loads('{"continuum":' * 50 + "1" + "}" * 50),
-}
-HEADER_VALUES = {
-    "empty": "",
-    "60 KB": "h" * 60_000,
-    "latin-1": "".join(map(chr, range(0xA1, 0x100))),
-    "'null'": "null",
-    "JSON": '{"session_id": [1, 2], "final": "perhaps", "ttl_s": 1e308}',
-    "broken JSON": '{"session_id": ',
-    "base64": "eyJzZXNzaW9uX2lkIjogMX0=",
-    "spaces": "a b  c",
-    "a comma": "one,two",
-}
-BODIES = {
-    "nothing": b"",
-    "half an object": b'{"model": "tiny", "prompt": "a',
-    "a list": b"[1, 2, 3]",
-    "a number": b"7",
-    "not UTF-8": b'{"model": "tiny", "job_id": "\xff\xfe"}',
-    "no text at all": bytes(range(256)),
-}
+# Not sent: a lone surrogate, such as "\\ud800", and integers beyond 64 bits. Stock vLLM answers 500
+# to them, for it cannot pack them for its EngineCore (v1/engine/core_client.py, msgpack).
+NUMBERS = (0, -1, 0.5, 1e308, -1e308, 5e-324, math.nan, math.inf, -math.inf, 2**63, 2**64 - 1)
+WORDS = ("", " ", "None", "true", "1e308", CONTROL, "job:shared", "../../../etc/passwd")
+LONG_TEXTS = ("a" * LONG, "\u20ac" * (LONG // 3), "\n" * LONG)
+LISTS = (
+    *([], [f"tool-{i}" for i in range(1000)], list(range(1000)), [None] * 1000),
+    *([None, True, -1, 1e308, "x", [], {}, "a" * 1000], json.loads("[" * 100 + "]" * 100)),
+)
+OBJECTS = (
+    *({}, {f"member-{i}": i for i in range(1000)}, {"k" * LONG: 1}),
+    json.loads('{"continuum":' * 50 + "1" + "}" * 50),
+)
+VALUES = (None, True, False, *NUMBERS, *WORDS, *LONG_TEXTS, *LISTS, *OBJECTS)
+HEADER_VALUES = (
+    *("", "h" * 60_000, "".join(map(chr, range(0xA1, 0x100))), "null", "a b  c", "one,two"),
+    *('{"session_id": [1, 2], "final": "perhaps", "ttl_s": 1e308}', '{"session_id": '),
+    "eyJzZXNzaW9uX2lkIjogMX0=",
+)
+BODIES = (
+    *(b"", b'{"model": "tiny", "prompt": "a', b"[1, 2, 3]", b"7"),
+    *(b'{"model": "tiny", "job_id": "\xff\xfe"}', bytes(range(256))),
+)
 
 _CONTINUUM = ("program", "parent", "final", "ttl_s", "keep_s", "tools", "compaction", "source")
 _AGENT_HINT = ("trajectory_id", "session_id", "parent_session_id", "expected_resume", "final")
@@ -101,13 +67,13 @@ def spoil(rng: random.Random, body: dict[str, Any], headers: dict[str, str]) -> 
     said = []
     for _ in range(rng.randint(1, 3)):
         if rng.random() < 0.2:
-            name, value = rng.choice(HEADERS), rng.choice(list(HEADER_VALUES))
-            headers[name] = HEADER_VALUES[value]
-            said.append(f"{name}: {value}")
+            name, value = rng.choice(HEADERS), rng.choice(HEADER_VALUES)
+            headers[name] = value
+            said.append(f"{name}: {short(value)}")
         else:
-            place, value = rng.choice(PLACES), rng.choice(list(VALUES))
-            put(body, place, VALUES[value])
-            said.append(f"{'.'.join(place)} = {value}")
+            place, value = rng.choice(PLACES), rng.choice(VALUES)
+            put(body, place, value)
+            said.append(f"{'.'.join(place)} = {short(value)}")
     return said
 
 

@@ -4,6 +4,7 @@ of it: every finding with its numbers, and whether it holds."""
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -30,19 +31,15 @@ class Ended:
 class Tally:
     """Requests by how they ended."""
 
-    by_status: dict[str, int] = field(default_factory=dict)
+    by_status: Counter[str] = field(default_factory=Counter)
     unexpected: list[str] = field(default_factory=list)
 
     def add(self, ended: Ended, what: str) -> None:
         """Count one; `what` was sent."""
-        self.by_status[ended.status] = self.by_status.get(ended.status, 0) + 1
+        self.by_status[ended.status] += 1
         if ended.status not in EXPECTED and len(self.unexpected) < KEPT:
             said = " ".join(ended.text.split())[:200]
             self.unexpected.append(f"{ended.status}: {what}: {said}")
-
-    @property
-    def num_ended(self) -> int:
-        return sum(self.by_status.values())
 
     @property
     def num_unexpected(self) -> int:
@@ -133,7 +130,7 @@ def _hits(run: Run) -> Finding:
     """By counters: over the first half of the requests, and over the last quarter."""
     rates = {who: [_rate(run, *of, *part) for part in HALVES] for who, of in HITS.items()}
     text = "; ".join(f"{who} {a:.0%} early, {b:.0%} late" for who, (a, b) in rates.items())
-    if run.tally.num_ended < ENOUGH:
+    if run.tally.by_status.total() < ENOUGH:
         return Finding("hits", Verdict.UNSEEN, text)
     return _found("hits", all(b >= a - MOST_LOST for a, b in rates.values()), text)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
+import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from bench.copy_engine import run as copy_engine
 from bench.gpu import __main__ as main
@@ -19,9 +22,13 @@ from bench.gpu import runner, steps
 from bench.gpu.runner import FILE, Sitting, State, open_state, read_state
 from bench.gpu.steps import BY_NAME, STEPS, Ended, Step, Verdict, filled, said
 from bench.markers import replace as put
-from bench.serve import commands, results
+from bench.serve import commands, package, results, rivals
+from bench.serve.live import kv_bytes_per_token
 from bench.serve.server import end_group
+from bench.serve.tiny_model import LLAMA_8B, write_shape
 from bench.tests import ab_results
+from bench.tests.test_serve_arms import install
+from continuum_connector.errors import ToldError
 
 SHORT = {step.name: step for step in steps.plan(steps.SHORT)}
 
@@ -129,7 +136,7 @@ def test_the_file_is_whole_after_every_step(tmp_path: Path) -> None:
 
 def test_a_dry_run_and_a_run_do_not_share_a_folder(tmp_path: Path) -> None:
     sit(tmp_path, [step("one")], rehearsal=True)
-    with pytest.raises(runner.OtherStateError, match="holds a dry run and this is a run on a GPU"):
+    with pytest.raises(ToldError, match="holds a dry run and this is a run on a GPU"):
         open_state(tmp_path, rehearsal=False)
 
 
@@ -235,15 +242,17 @@ def serve_equal(argv: list[str]) -> None:
     assert served == argv[len(argv) - len(served) :]
 
 
-def one_folder(argv: list[str]) -> None:
-    assert len(argv) == 1
-
-
 def bench(argv: list[str]) -> None:
     group = typer.main.get_command(commands.app)
     name, *rest = argv
     chosen = group.commands[name]  # type: ignore[attr-defined]
     chosen.make_context(name, rest)
+
+
+def writes_a_shape(argv: list[str]) -> None:
+    option, folder = argv
+    assert option == "--llama-8b"
+    assert folder.endswith("llama-3.1-8b-shape")
 
 
 def run_tests(argv: list[str]) -> None:
@@ -259,7 +268,7 @@ PARSERS: dict[str, Callable[[list[str]], object]] = {
     "bench.copy_engine.run": copy_engine.parse,
     "tests.gpu.serve_equal": serve_equal,
     "bench.serve.commands": bench,
-    "bench.gpu.shape": one_folder,
+    "bench.serve.tiny_model": writes_a_shape,
     "pytest": run_tests,
 }
 
@@ -336,9 +345,107 @@ def test_one_command_runs_the_plan_and_writes_what_came_of_it_where_people_read_
 
 
 def test_readme_and_limits_tell_what_the_last_gpu_said() -> None:
-    known = main.committed()
+    known = read_state(main.COMMITTED)
     told = {main.README: (main.IN_README, main.in_short(known))}
     told[main.LIMITS] = (main.MARKER, main.quoted(known))
     for path, (marker, text) in told.items():
         page = path.read_text()
         assert put(page, marker, text) == page, "run: python -m bench.gpu --write, or put it back"
+
+
+# --- its servers: each `ab` run dry as on a GPU, whose command lines vLLM's own parser reads -----
+# Reads command lines from stdin, writes what is wrong with them: `vllm serve` without a server.
+PARSE = """
+import json, sys
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.entrypoints.cli.serve import ServeSubcommand
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+parser = FlexibleArgumentParser()
+ServeSubcommand().subparser_init(parser.add_subparsers()).allow_abbrev = False
+for words in json.load(sys.stdin):
+    args = parser.parse_args(words)
+    backend = args.attention_backend
+    AttentionBackendEnum[getattr(backend, "name", backend)]
+    transfer = args.kv_transfer_config
+    known = [*KVConnectorFactory._registry, "ContinuumConnector", None]
+    assert getattr(transfer, "kv_connector", None) in known, transfer
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A result folder on a machine with a GPU, LMCache beside it."""
+    model = tmp_path / "llama-3.1-8b-shape"
+    model.mkdir()
+    write_shape(model, LLAMA_8B)
+    install(tmp_path, *rivals.packages(on_cpu=False))
+    monkeypatch.setattr(package, "on_cpu", lambda: False)
+    return tmp_path
+
+
+def shown(host: Path) -> dict[str, str]:
+    """By step, what the dry run of its `ab` prints, `bench.serve.commands` and `env` left out."""
+    found = {}
+    for step in STEPS:
+        words = filled(step.command, host, host)
+        if "ab" in words:
+            given = [*words[words.index("ab") :], "--dry-run"]
+            done = CliRunner().invoke(commands.app, given)
+            assert done.exit_code == 0, f"{shlex.join(given)}\n{done.output}"
+            found[step.name] = done.output
+    return found
+
+
+def servers(output: str) -> list[list[str]]:
+    """What would be started, variables left out."""
+    lines = [part.splitlines()[-1] for part in output.split("\n# ")[1:]]
+    found = [shlex.split(line) for line in lines]
+    return [words[words.index("serve") :] for words in found if "serve" in words]
+
+
+def test_an_arm_that_lacks_something_says_what(host: Path) -> None:
+    (host / "lmcache-0.5.6.dist-info").rmdir()
+    lacking = [name for name, output in shown(host).items() if "cannot run" in output]
+    assert lacking == ["lmcache-mp"]
+
+
+def test_every_arm_would_be_started_on_a_gpu_by_what_vllm_understands(host: Path) -> None:
+    lines = []
+    for name, output in shown(host).items():
+        assert servers(output), f"{name}\n{output}"
+        assert "cannot run" not in output
+        assert "Cpu" not in output, "no shims"
+        lines += servers(output)
+    assert len(lines) >= len(steps.LONG.arms)
+    pytest.importorskip("vllm")
+    done = subprocess.run(
+        [sys.executable, "-c", PARSE],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_shape_has_the_kv_of_llama_8b(host: Path) -> None:
+    assert kv_bytes_per_token(host / "llama-3.1-8b-shape", "bfloat16") == 128 * 2**10
+
+
+# --- from end to end on a CPU: simulated driver, real servers, as one command ------------------
+@pytest.mark.full
+@pytest.mark.release  # ten minutes of real servers, as in tests/server
+def test_every_step_that_a_cpu_can_rehearse_is_rehearsed(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    out = tmp_path / "gpu"
+    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=1800.0)
+    state = read_state(out / FILE)
+    told = {each.name: (state.of(each).verdict, state.of(each).said) for each in STEPS}
+    needs_gpu = {each.name for each in STEPS if not isinstance(each.rehearsal, tuple)}
+    assert needs_gpu == {"machine", "evenness"}
+    wrong = {name: told[name] for name in told.keys() - needs_gpu if told[name][0] != "proven"}
+    assert not wrong, ended.stdout
+    assert all(told[name][0] == "not reached" for name in needs_gpu)
+    assert ended.returncode == 0, ended.stdout + ended.stderr

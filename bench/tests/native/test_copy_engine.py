@@ -41,8 +41,6 @@ TINY = Sizes(
     decode_bytes=MIB,
     small_pieces=(4 * KIB,),
     small_pieces_per_block=4,
-    pool_bytes=4 * MIB,
-    pool_chunks=(MIB,),
 )
 
 

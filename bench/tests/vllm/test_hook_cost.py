@@ -9,8 +9,8 @@ import pytest
 
 from bench.hook_cost.arms import RIVALS
 from bench.hook_cost.paired import build_pair, interleave, measure, row
-from bench.hook_cost.turns import STOCK, Counted, InProcess, Measured
-from bench.hook_cost.turns import _row as turns_row
+from bench.hook_cost.turns import STOCK, Counted, Measured, in_process
+from bench.hook_cost.turns import row as turns_row
 
 # --- paired: steps that only decode ----------------------------------------------------------
 SMALL = argparse.Namespace(
@@ -79,12 +79,12 @@ def test_every_arm_ends_a_turn_and_begins_one_per_step(name: str) -> None:
     result = result_of(name, 512)
     assert len(result["us"]["before"]) == TURNS["steps"]
     assert result["counts"]["before"]["our_calls"] == 0
-    assert "| 512 |" in turns_row(result, result)
+    assert turns_row(result, result)[:2] == ["512", name]
 
 
 def test_an_arm_in_a_process_of_its_own_takes_the_steps_that_it_is_told_to() -> None:
-    arm = InProcess(STOCK, argparse.Namespace(context=512, **TURNS))
-    for num in (3, 1):
-        arm.step(num)
-    result = arm.result()
+    with in_process(STOCK, argparse.Namespace(context=512, **TURNS)) as arm:
+        for num in (3, 1):
+            arm.step(num)
+        result = arm.result()
     assert (result["arm"], len(result["us"]["after"])) == (STOCK, 4)
