@@ -11,8 +11,7 @@ from bench.common.plans import Workload
 from bench.sim.arms.arm import LabArm, by_program, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
-from bench.sim.rival_workers import OffloadingWorker, SimpleWorker, TieringWorker
-from bench.sim.workers import Worker
+from bench.sim.workers import OffloadingWorker, SimpleWorker, Worker
 
 if TYPE_CHECKING:
     from bench.sim.engine import Engine
@@ -49,41 +48,11 @@ def _offloading(name: str, title: str, policy: str) -> LabArm:
     return LabArm(name, title, transfer, worker)
 
 
-def _tiering_transfer(machine: Machine) -> Any:
-    from bench.sim.fs_tier import TIER, TieringSpec
-
-    return connector(
-        "OffloadingConnector",
-        cpu_bytes_to_use=machine.dram_bytes,
-        spec_name=TieringSpec.__name__,
-        spec_module_path=TieringSpec.__module__,
-        secondary_tiers=[{"type": TIER}],
-    )
-
-
-def _tiering_worker(engine: Engine, bus: Bus) -> Worker:
-    assert engine.disk is not None  # needs_disk
-    return TieringWorker(bus, engine.machine.block_bytes, disk=engine.disk)
-
-
-def _use_disk(engine: Engine) -> None:
-    (tier,) = engine.connector.connector_scheduler.manager.secondary_tiers
-    tier.use(engine.disk, engine.clock)
-
-
 _BASES = (
     LabArm("stock", "plain vLLM"),
     LabArm("simple", "vLLM's SimpleCPUOffloadConnector", _simple_transfer, _simple_worker),
     _offloading("offloading", "vLLM's OffloadingConnector, LRU", "lru"),
     _offloading("offloading-arc", "vLLM's OffloadingConnector, ARC", "arc"),
-    LabArm(
-        "offloading-fs",
-        "vLLM's OffloadingConnector, LRU, tiered: all that DRAM gets goes to its fs tier as well",
-        _tiering_transfer,
-        _tiering_worker,
-        prepare=_use_disk,
-        needs_disk=True,
-    ),
 )
 RIVALS = tuple(arm for base in _BASES for arm in (base, in_order(base)))
 
