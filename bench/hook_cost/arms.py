@@ -37,7 +37,7 @@ class Rival:
 
     def half(self) -> Any:
         """A worker half whose copies take no time."""
-        return self.worker(Bus(AT_ONCE, AT_ONCE, 0.0), SLOT_BYTES)
+        return self.worker(Bus(AT_ONCE, 0.0), SLOT_BYTES)
 
 
 RIVALS = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.common.arms import Role
 from bench.common.plans import Workload
-from bench.sim.arms.arm import LabArm, by_program, connector
+from bench.sim.arms.arm import LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
 from bench.sim.workers import OffloadingWorker, SimpleWorker, Worker
@@ -23,8 +23,7 @@ def in_order(arm: LabArm) -> LabArm:
         arm,
         name=f"{arm.name}+order",
         title=f"{arm.title}; priority = the program's arrival",
-        priority=by_program,
-        scheduling="priority",
+        is_ordered=True,
     )
 
 
@@ -77,7 +76,6 @@ INFINITE = LabArm(
     "infinite",
     "plain vLLM with VRAM for everything, priority = the program's arrival",
     role=Role.ORACLE,
-    priority=by_program,
-    scheduling="priority",
+    is_ordered=True,
     machine=_room_for_all,
 )

@@ -19,7 +19,7 @@ from continuum_connector.messages import ReadOrder, StepPlan, WorkerReport, Writ
 
 def worker() -> OurWorker:
     """Blocks of 1 GB, a disk that reads 8 a second and writes 4."""
-    return OurWorker(Bus(1e12, 1e12), GB, 16, Disk(8 * GB, 4 * GB, 0.0), num_disk_slots=100)
+    return OurWorker(Bus(1e12), GB, 16, Disk(8 * GB, 4 * GB, 0.0), num_disk_slots=100)
 
 
 def step(**plan: Any) -> Any:
