@@ -27,31 +27,27 @@ def in_order(arm: LabArm) -> LabArm:
     )
 
 
-def _simple_transfer(machine: Machine) -> Any:
-    return connector("SimpleCPUOffloadConnector", cpu_bytes_to_use=machine.dram_bytes)
+def _vllms(
+    name: str, kind: str, half: type[SimpleWorker | OffloadingWorker], policy: str = ""
+) -> LabArm:
+    """A connector of vLLM's, the worker half that stands for its own, and how blocks leave DRAM."""
+    options = {"eviction_policy": policy} if policy else {}
 
-
-def _simple_worker(engine: Engine, bus: Bus) -> Worker:
-    return SimpleWorker(bus, engine.machine.block_bytes)
-
-
-def _offloading(name: str, title: str, policy: str) -> LabArm:
     def transfer(machine: Machine) -> Any:
-        return connector(
-            "OffloadingConnector", cpu_bytes_to_use=machine.dram_bytes, eviction_policy=policy
-        )
+        return connector(kind, cpu_bytes_to_use=machine.dram_bytes, **options)
 
     def worker(engine: Engine, bus: Bus) -> Worker:
-        return OffloadingWorker(bus, engine.machine.block_bytes)
+        return half(bus, engine.machine.block_bytes)
 
+    title = f"vLLM's {kind}" + (f", {policy.upper()}" if policy else "")
     return LabArm(name, title, transfer, worker)
 
 
 _BASES = (
     LabArm("stock", "plain vLLM"),
-    LabArm("simple", "vLLM's SimpleCPUOffloadConnector", _simple_transfer, _simple_worker),
-    _offloading("offloading", "vLLM's OffloadingConnector, LRU", "lru"),
-    _offloading("offloading-arc", "vLLM's OffloadingConnector, ARC", "arc"),
+    _vllms("simple", "SimpleCPUOffloadConnector", SimpleWorker),
+    _vllms("offloading", "OffloadingConnector", OffloadingWorker, "lru"),
+    _vllms("offloading-arc", "OffloadingConnector", OffloadingWorker, "arc"),
 )
 RIVALS = tuple(arm for base in _BASES for arm in (base, in_order(base)))
 
