@@ -1,7 +1,7 @@
 """Engines under measurement: stock, ours, vLLM's own connectors, one that does nothing; filled with
 pinned programs and DRAM blocks, so that size can hurt if it does.
 
-The worker halves of vLLM's connectors are the lab's (bench/sim/rival_workers.py), on a bus that
+The worker halves of vLLM's connectors are the lab's (bench/sim/workers.py), on a bus that
 takes no time. The prompts of these benches are never asked twice, so nothing is loaded.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.common.known_costs import know
 from bench.sim.bus import Bus
-from bench.sim.rival_workers import OffloadingWorker, SimpleWorker
+from bench.sim.workers import OffloadingWorker, SimpleWorker
 from continuum_connector.programs.program import Hints, Identity, IdentitySource
 from continuum_connector.scheduler.kv_groups import block_key
 from tests.vllm.harness import Engine
@@ -37,7 +37,7 @@ class Rival:
 
     def half(self) -> Any:
         """A worker half whose copies take no time."""
-        return self.worker(Bus(AT_ONCE, AT_ONCE, 0.0), SLOT_BYTES)
+        return self.worker(Bus(AT_ONCE, 0.0), SLOT_BYTES)
 
 
 RIVALS = {

@@ -7,6 +7,8 @@ import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from bench.cli import start, teaching_parser
 from bench.markers import rewrite
 from bench.results import kept, page
@@ -52,6 +54,7 @@ def keep(options: argparse.Namespace) -> None:
     from bench.results.readers import READERS
 
     found = READERS[options.kind](options.paths)
+    found.versions = found.versions or {k: v for k, v in versions().items() if k in WHO}
     latest = max(path.stat().st_mtime for path in options.paths)
     kept.write(
         options.name,
@@ -60,11 +63,7 @@ def keep(options: argparse.Namespace) -> None:
             commit=options.commit,
             machine=options.machine,
             date=datetime.date.fromtimestamp(latest).isoformat(),
-            versions=found.versions or {k: v for k, v in versions().items() if k in WHO},
-            columns=found.columns,
-            rows=found.rows,
-            cited=found.cited,
-            is_simulated=found.is_simulated,
+            **msgspec.structs.asdict(found),
         ),
     )
 

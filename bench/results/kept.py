@@ -12,19 +12,24 @@ FOLDER = Path(__file__).parent
 Cell = str | float | None
 
 
-class Kept(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """`cited`: its numbers, by the names that the front page asks for; `is_simulated`: in virtual
-    time, so no machine made it faster or slower."""
+class Found(msgspec.Struct):
+    """A table without its origin. `cited`: its numbers, by the names that the front page asks for;
+    `is_simulated`: in virtual time, so no machine made it faster or slower."""
+
+    columns: list[str]
+    rows: list[list[Cell]]
+    versions: dict[str, str]
+    cited: dict[str, float] = {}
+    is_simulated: bool = False
+
+
+class Kept(Found, kw_only=True, forbid_unknown_fields=True):
+    """The same with its origin, and what people say of it."""
 
     command: str
     commit: str
     machine: str
     date: str
-    versions: dict[str, str]
-    columns: list[str]
-    rows: list[list[Cell]]
-    cited: dict[str, float] = {}
-    is_simulated: bool = False
     place: int = 99  # on the page
     question: str = ""
     notes: list[str] = []

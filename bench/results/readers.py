@@ -7,25 +7,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from bench.results.kept import Cell
+from bench.results.kept import Cell, Found
 from bench.serve import compare, results
 from bench.serve.summary import BY_KEY
 from bench.sim import store
 
 ROUNDED = 5  # digits that are kept, two more than the page shows
-
-
-class Found(msgspec.Struct):
-    """A table without its origin."""
-
-    columns: list[str]
-    rows: list[list[Cell]]
-    versions: dict[str, str]
-    cited: dict[str, float] = {}
-    is_simulated: bool = False
 
 
 # --- bench.chat: two servers, the same agents ---------------------------------------------

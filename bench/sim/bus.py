@@ -108,14 +108,13 @@ class Link:
 
 
 class Bus(Link):
-    """PCIe: both directions share what the link carries."""
+    """PCIe: both directions share what one of them has alone."""
 
-    def __init__(self, one_way: float, both: float, latency_s: float = 50e-6) -> None:
-        super().__init__(dict.fromkeys((Way.LOAD, Way.STORE), one_way), latency_s)
-        self._one_way, self._both = one_way, both
+    def __init__(self, rate: float, latency_s: float = 50e-6) -> None:
+        super().__init__(dict.fromkeys((Way.LOAD, Way.STORE), rate), latency_s)
 
     def _rates(self, ways: Sequence[Way]) -> Mapping[Way, float]:
-        return dict.fromkeys(ways, min(self._one_way, self._both / len(ways)))
+        return {way: self._alone[way] / len(ways) for way in ways}
 
 
 class Disk(Link):

@@ -18,7 +18,7 @@ from typer import Option, Typer
 from typer.main import get_command
 
 from bench.serve import compare
-from bench.sim import report, runner, store
+from bench.sim import report, runner
 from bench.sim.arms import ARMS
 from bench.sim.hardware import GB, GPUS, MODELS, machine
 from bench.sim.job import Job, Plain
@@ -106,7 +106,7 @@ def simulate(options: Options, console: Console) -> int:
         outcome = runner.run(
             jobs, options.out, num_workers=options.workers, command=command, console=aside
         )
-    except (OSError, store.StoreError) as error:
+    except OSError as error:
         raise ToldError(str(error)) from None
     for point in report.points(outcome.results):  # `x`: over the first arm
         for shown in compare.tables(console, escape(point.title), point.columns):

@@ -16,7 +16,7 @@ SEQUENCE_S = 20e-6  # of a step for each of its requests: sampling, input prepar
 class Gpu:
     """One GPU. `flops`: peak dense bf16 per second; `mfu`: share of it that a prefill reaches.
 
-    `memory_rate`, `pcie_rate` (one way), `pcie_both` (both ways together): bytes per second.
+    `memory_rate`, `pcie_rate` (one way, or both together): bytes per second.
     `step_s`: what a step takes beside its computation. `mfu` and `step_s` were fitted, see
     README.md (validation); all else is data sheets and the published sweep.
     """
@@ -26,7 +26,6 @@ class Gpu:
     flops: float
     memory_rate: float
     pcie_rate: float
-    pcie_both: float
     mfu: float
     step_s: float
     chunk: int  # vLLM's default max_num_batched_tokens there
@@ -37,13 +36,13 @@ GEN4, GEN5 = 25 * GB, 55 * GB
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("L40S", 48 * GB, 362e12, 864e9, GEN4, GEN4, 0.48, 6e-3, 2048, 256),
-        Gpu("A100-40", 40 * GB, 312e12, 1555e9, GEN4, GEN4, 0.68, 6e-3, 2048, 256),
-        Gpu("A100-80", 80 * GB, 312e12, 1935e9, GEN4, GEN4, 0.68, 6e-3, 2048, 256),
-        Gpu("H100", 80 * GB, 989e12, 3350e9, GEN5, GEN5, 0.63, 4e-3, 8192, 1024),
-        Gpu("H200", 141 * GB, 989e12, 4800e9, GEN5, GEN5, 0.63, 4e-3, 8192, 1024),
+        Gpu("L40S", 48 * GB, 362e12, 864e9, GEN4, 0.48, 6e-3, 2048, 256),
+        Gpu("A100-40", 40 * GB, 312e12, 1555e9, GEN4, 0.68, 6e-3, 2048, 256),
+        Gpu("A100-80", 80 * GB, 312e12, 1935e9, GEN4, 0.68, 6e-3, 2048, 256),
+        Gpu("H100", 80 * GB, 989e12, 3350e9, GEN5, 0.63, 4e-3, 8192, 1024),
+        Gpu("H200", 141 * GB, 989e12, 4800e9, GEN5, 0.63, 4e-3, 8192, 1024),
         # Never fitted: as the H100, for want of a published sweep on it.
-        Gpu("B200", 180 * GB, 2250e12, 8000e9, GEN5, GEN5, 0.63, 4e-3, 8192, 1024),
+        Gpu("B200", 180 * GB, 2250e12, 8000e9, GEN5, 0.63, 4e-3, 8192, 1024),
     )
 }
 
@@ -203,7 +202,7 @@ def machine(
     if block_size is None:
         block_size = what.states.block_size if what.states else 64
     if pcie_gb_s is not None:
-        one = replace(one, pcie_rate=pcie_gb_s * GB, pcie_both=pcie_gb_s * GB)
+        one = replace(one, pcie_rate=pcie_gb_s * GB)
     if step_s is not None:
         one = replace(one, step_s=step_s)
     if max_num_batched_tokens is not None:  # with fewer tokens than sequences no vLLM starts

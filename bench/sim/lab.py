@@ -47,10 +47,11 @@ class Lab:
         if reason := arm.lacks(machine.drive is not None):
             raise ValueError(f"{arm.name}: {reason}")
         machine = arm.machine(machine, workload)
-        self.bus = Bus(machine.gpu.pcie_rate, machine.gpu.pcie_both)
+        self.bus = Bus(machine.gpu.pcie_rate)
         programs = {plan.name: plan for plan in workload.programs}
         length = max(32_768, 1 << (workload.num_tokens + 256).bit_length())
-        self.engine = Engine(machine, self.clock, length, arm.transfer(machine), arm.scheduling)
+        policy = "priority" if arm.is_ordered else "fcfs"
+        self.engine = Engine(machine, self.clock, length, arm.transfer(machine), policy)
         if drive := machine.drive:
             self.engine.disk = Disk(drive.reads, drive.writes)
         self.engine.worker = arm.worker(self.engine, self.bus)
@@ -76,20 +77,19 @@ class Lab:
         turn, index = running.plan.turns[running.next_turn], running.next_turn
         if not index:
             running.began = arrived
-        asking = Asking(running.plan, turn, index, running.began)
         request_id = f"{name}/{index}"
         self._sent[request_id] = (running, index, arrived)
         running.next_turn += 1
         before = running.plan.turns[index - 1] if index else None
         running.tokens = turn.tokens(before, running.tokens)
-        script, args = turn.answer.tokens(), self._arm.args(asking)
+        script, args = turn.answer.tokens(), self._arm.args(Asking(running.plan, turn))
         self.engine.send(
             request_id,
             running.tokens,
             SamplingParams(max_tokens=len(script), ignore_eos=True, extra_args=args),
             script,
             arrival_time=arrived,
-            priority=self._arm.priority(asking),
+            priority=round(running.began * 1e6) if self._arm.is_ordered else 0,
         )
 
     def _answered(self, progress: Progress) -> None:

@@ -67,12 +67,9 @@ class Seen:
     def add(self, turn: TurnPlan) -> None:
         """Remember a turn's prompt and, where it goes on with it, its answer."""
         before = tuple[Span, ...]()
-        for span in turn.prompt:
+        for span, said in zip(turn.prompt, turn.said, strict=False):
             key = (before, span.stream, span.start)
-            end, length = span.start + span.length, span.length
-            if turn.answer.stream == span.stream and turn.answer.start == end:
-                length += turn.answer.length
-            self._lengths[key] = max(self._lengths.get(key, 0), length)
+            self._lengths[key] = max(self._lengths.get(key, 0), said.length)
             before = (*before, span)
 
 

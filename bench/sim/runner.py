@@ -110,7 +110,7 @@ def run(
     Those that failed before, or were done by other code, are done again. Ctrl-C ends the run
     without an exception.
     `num_workers`: processes, 0 for one per core; `play` must be importable by name.
-    Raises StoreError if `out` cannot be used.
+    Raises ToldError if `out` cannot be used.
     """
     unique = {job.key: job for job in jobs}
     outcome = Outcome(num_jobs=len(unique))

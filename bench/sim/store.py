@@ -17,14 +17,10 @@ from continuum_connector.errors import ToldError
 _DECODER = msgspec.json.Decoder(Line)
 
 
-class StoreError(ToldError):
-    """The file cannot be used; the text says why, and what to do."""
-
-
 def read(path: Path) -> Iterator[Line]:
     """Yield the file's lines; one that was cut off at the end is left out.
 
-    Raises StoreError if a line in between is no result.
+    Raises ToldError if a line in between is no result.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -33,7 +29,7 @@ def read(path: Path) -> Iterator[Line]:
             try:
                 yield _DECODER.decode(line)
             except (ValueError, RecursionError) as error:
-                raise StoreError(
+                raise ToldError(
                     f"{path}, line {number} is no result of the lab ({error}); "
                     "write to another file, or remove the line"
                 ) from None
@@ -62,19 +58,19 @@ def starts(path: Path) -> list[Start]:
 class Store:
     """The file, open for more. Each line is on its way to the disk when `append` returns.
 
-    Raises StoreError if another process has it open, or if it is something else.
+    Raises ToldError if another process has it open, or if it is something else.
     """
 
     def __init__(self, path: Path) -> None:
         if kind := files.no_file(str(path)):  # of a device every byte would be read, for ever
-            raise StoreError(f"{path} is {kind}, which keeps no results; name a file")
+            raise ToldError(f"{path} is {kind}, which keeps no results; name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as failed:
             self._file = failed.enter_context(path.open("a+b"))
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise StoreError(
+                raise ToldError(
                     f"{path} is being written by another run; wait for it, or name another file"
                 ) from None
             self._drop_half_line()

@@ -70,8 +70,7 @@ class FakeServer:
         own = {"max_ttl_s": MAX_TTL_S, "max_programs": MOST_PROGRAMS}
         own["trace_path"] = str(folder / "trace.jsonl")
         self.engine = Engine(on, self.clock, MAX_MODEL_LEN, our_transfer(POLICY, True, **own)(on))
-        bus = Bus(on.gpu.pcie_rate, on.gpu.pcie_both)
-        self.engine.worker = our_worker(self.engine, bus)
+        self.engine.worker = our_worker(self.engine, Bus(on.gpu.pcie_rate))
         set_up(self.engine)
         # Looked at in virtual time: its thread, never started here, would look in the machine's.
         self.engine.connector.switch = self._switch = SwitchFile(str(self.switch), None)

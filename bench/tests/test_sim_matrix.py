@@ -124,7 +124,7 @@ def test_the_page_says_where_its_numbers_come_from() -> None:
 
 
 def test_an_arm_that_is_nothing_without_a_disk_is_run_where_there_is_one() -> None:
-    arms = ["stock", "offloading-fs", "adaptive", "adaptive-no-disk"]
+    arms = ["stock", "adaptive", "adaptive-no-disk"]
     assert arms_of(CELLS["fast/disk 7"], arms) == arms
     assert arms_of(CELLS["fast/dram 4"], arms) == ["stock", "adaptive"]
 

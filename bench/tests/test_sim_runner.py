@@ -18,8 +18,9 @@ from bench.sim import runner
 from bench.sim.job import Job, Result, RunRecord, Start
 from bench.sim.provenance import sources
 from bench.sim.runner import Outcome, compact
-from bench.sim.store import Store, StoreError, read, results, starts
+from bench.sim.store import Store, read, results, starts
 from bench.tests.lab_results import record
+from continuum_connector.errors import ToldError
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,19 +86,19 @@ def test_a_half_written_last_line_is_dropped(tmp_path: Path) -> None:
 def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     out.write_text('{"some": "thing"}\n')
-    with pytest.raises(StoreError, match=r"line 1 is no result of the lab .*another file"):
+    with pytest.raises(ToldError, match=r"line 1 is no result of the lab .*another file"):
         Store(out)
 
 
 def test_what_is_no_file_keeps_no_results_and_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, kind in ((tmp_path / "pipe", "a named pipe"), (tmp_path, "a folder")):
-        with pytest.raises(StoreError, match=f"is {kind}, which keeps no results"):
+        with pytest.raises(ToldError, match=f"is {kind}, which keeps no results"):
             Store(path)
 
 
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
-    with Store(tmp_path / "x.jsonl"), pytest.raises(StoreError, match="another run"):
+    with Store(tmp_path / "x.jsonl"), pytest.raises(ToldError, match="another run"):
         Store(tmp_path / "x.jsonl")
 
 

@@ -27,34 +27,21 @@ class Asking:
 
     program: ProgramPlan
     turn: TurnPlan
-    index: int
-    program_arrival: float  # when the program's first turn arrived
-
-
-def no_priority(asking: Asking) -> int:
-    """Everyone is equal: vLLM's order of arrival."""
-    return 0
-
-
-def by_program(asking: Asking) -> int:
-    """Older programs first: microseconds since the run began."""
-    return round(asking.program_arrival * 1e6)
 
 
 @dataclass(frozen=True)
 class LabArm(Arm):
     """`transfer` builds vLLM's KV transfer config; `worker` what copies; `prepare` may set the
     engine up further: our clock, our prior. `args` are the fields a client sends along;
-    `machine` replaces the machine, for arms that no machine could run; `needs_disk`: it is nothing
-    of its own without one."""
+    `machine` replaces the machine, for arms that no machine could run; `is_ordered`: under vLLM's
+    priority policy, older programs first; `needs_disk`: it is nothing of its own without one."""
 
     transfer: Callable[[Machine], KVTransferConfig | None] = lambda machine: None
     worker: Callable[[Engine, Bus], Worker] = lambda engine, bus: Worker(bus)
-    priority: Callable[[Asking], int] = no_priority
     args: Callable[[Asking], dict[str, Any] | None] = lambda asking: None
     prepare: Callable[[Engine], None] = lambda engine: None
     machine: Callable[[Machine, Workload], Machine] = lambda machine, workload: machine
-    scheduling: str = "fcfs"
+    is_ordered: bool = False
     needs_disk: bool = False
 
     def lacks(self, has_disk: bool) -> str:

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.common.arms import Role
 from bench.common.plans import Workload
-from bench.sim.arms.arm import LabArm, by_program, connector
+from bench.sim.arms.arm import LabArm, connector
 from bench.sim.bus import Bus
 from bench.sim.hardware import Machine
-from bench.sim.rival_workers import OffloadingWorker, SimpleWorker, TieringWorker
-from bench.sim.workers import Worker
+from bench.sim.workers import OffloadingWorker, SimpleWorker, Worker
 
 if TYPE_CHECKING:
     from bench.sim.engine import Engine
@@ -24,66 +23,31 @@ def in_order(arm: LabArm) -> LabArm:
         arm,
         name=f"{arm.name}+order",
         title=f"{arm.title}; priority = the program's arrival",
-        priority=by_program,
-        scheduling="priority",
+        is_ordered=True,
     )
 
 
-def _simple_transfer(machine: Machine) -> Any:
-    return connector("SimpleCPUOffloadConnector", cpu_bytes_to_use=machine.dram_bytes)
+def _vllms(
+    name: str, kind: str, half: type[SimpleWorker | OffloadingWorker], policy: str = ""
+) -> LabArm:
+    """A connector of vLLM's, the worker half that stands for its own, and how blocks leave DRAM."""
+    options = {"eviction_policy": policy} if policy else {}
 
-
-def _simple_worker(engine: Engine, bus: Bus) -> Worker:
-    return SimpleWorker(bus, engine.machine.block_bytes)
-
-
-def _offloading(name: str, title: str, policy: str) -> LabArm:
     def transfer(machine: Machine) -> Any:
-        return connector(
-            "OffloadingConnector", cpu_bytes_to_use=machine.dram_bytes, eviction_policy=policy
-        )
+        return connector(kind, cpu_bytes_to_use=machine.dram_bytes, **options)
 
     def worker(engine: Engine, bus: Bus) -> Worker:
-        return OffloadingWorker(bus, engine.machine.block_bytes)
+        return half(bus, engine.machine.block_bytes)
 
+    title = f"vLLM's {kind}" + (f", {policy.upper()}" if policy else "")
     return LabArm(name, title, transfer, worker)
-
-
-def _tiering_transfer(machine: Machine) -> Any:
-    from bench.sim.fs_tier import TIER, TieringSpec
-
-    return connector(
-        "OffloadingConnector",
-        cpu_bytes_to_use=machine.dram_bytes,
-        spec_name=TieringSpec.__name__,
-        spec_module_path=TieringSpec.__module__,
-        secondary_tiers=[{"type": TIER}],
-    )
-
-
-def _tiering_worker(engine: Engine, bus: Bus) -> Worker:
-    assert engine.disk is not None  # needs_disk
-    return TieringWorker(bus, engine.machine.block_bytes, disk=engine.disk)
-
-
-def _use_disk(engine: Engine) -> None:
-    (tier,) = engine.connector.connector_scheduler.manager.secondary_tiers
-    tier.use(engine.disk, engine.clock)
 
 
 _BASES = (
     LabArm("stock", "plain vLLM"),
-    LabArm("simple", "vLLM's SimpleCPUOffloadConnector", _simple_transfer, _simple_worker),
-    _offloading("offloading", "vLLM's OffloadingConnector, LRU", "lru"),
-    _offloading("offloading-arc", "vLLM's OffloadingConnector, ARC", "arc"),
-    LabArm(
-        "offloading-fs",
-        "vLLM's OffloadingConnector, LRU, tiered: all that DRAM gets goes to its fs tier as well",
-        _tiering_transfer,
-        _tiering_worker,
-        prepare=_use_disk,
-        needs_disk=True,
-    ),
+    _vllms("simple", "SimpleCPUOffloadConnector", SimpleWorker),
+    _vllms("offloading", "OffloadingConnector", OffloadingWorker, "lru"),
+    _vllms("offloading-arc", "OffloadingConnector", OffloadingWorker, "arc"),
 )
 RIVALS = tuple(arm for base in _BASES for arm in (base, in_order(base)))
 
@@ -108,7 +72,6 @@ INFINITE = LabArm(
     "infinite",
     "plain vLLM with VRAM for everything, priority = the program's arrival",
     role=Role.ORACLE,
-    priority=by_program,
-    scheduling="priority",
+    is_ordered=True,
     machine=_room_for_all,
 )

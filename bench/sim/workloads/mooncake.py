@@ -9,7 +9,6 @@ is taken for the next turn of its conversation.
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,7 +42,7 @@ def mooncake(replay: Replay) -> Workload:
 
 def played(name: str, chats: Chats, replay: Replay) -> Workload:
     """The same of any chats, whose ids are below 2^32."""
-    rng, every = random.Random(f"{name} {replay.seed}"), chats.talks
+    rng, every = replay.rng(name), chats.talks
     begin = rng.randrange(max(1, len(every) - replay.programs + 1))
     taken = every[begin : begin + replay.programs]
     first, last = taken[0][0]["timestamp"], taken[-1][0]["timestamp"] + chats.second / 1e3
@@ -52,7 +51,7 @@ def played(name: str, chats: Chats, replay: Replay) -> Workload:
     for index, talk in enumerate(taken):
         arrival_s = (talk[0]["timestamp"] - first) / (last - first)
         turns = _turns(chats, talk[: replay.turns], replay, numbers)
-        programs.append(replay.plan(f"chat{index}", turns, arrival_s))
+        programs.append(replay.program(f"chat{index}", turns, arrival_s))
     return Workload(name, tuple(programs), replay.note)
 
 

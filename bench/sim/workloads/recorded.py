@@ -17,7 +17,7 @@ from msgspec import structs
 
 from bench.common.plans import ProgramPlan, Streams, Talk, TurnPlan, Workload
 from bench.common.workloads import BLOCK, Line, Request, lanes, lines
-from bench.sim.workloads.shape import Gaps
+from bench.sim.workloads.shape import Asked, Gaps
 
 FOLDER_VARIABLE = "CONTINUUM_TRACES"
 COMMITTED = Path(__file__).resolve().parents[1] / "traces"  # parts of them, see README.md there
@@ -50,32 +50,19 @@ def _read(path: Path, kind: type[Line]) -> list[Line]:
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Asked):
     """`programs`: sessions, picked by `seed`; `turns`: of each, at most, from one that `seed`
-    picks on; `scale`: tokens here per token there; `gap_scale`, `longest_s`: as in Gaps."""
+    picks on; `scale`: tokens here per token there."""
 
     programs: int = 30
     turns: int = 10
     scale: float = 1 / 8
-    gap_scale: float = 1.0
-    longest_s: float = 300.0
-    says_final: bool = True
-    says_tools: bool = True
-    seed: int = 1
 
     @property
     def note(self) -> str:
         return (
             f"tokens times {self.scale:.3g}, gaps times {self.gap_scale:g} and at most "
             f"{self.longest_s:g} s, {self.turns} turns of a session at most; arrivals made up"
-        )
-
-    def plan(self, name: str, turns: Iterable[TurnPlan], arrival_s: float) -> ProgramPlan:
-        """A program that tells the server as much as here is said."""
-        return ProgramPlan(
-            *(name, tuple(turns), arrival_s),
-            says_final=self.says_final,
-            says_tools=self.says_tools,
         )
 
 
@@ -87,7 +74,7 @@ def claude_code(replay: Replay) -> Workload:
 
 def sessions(name: str, requests: Iterable[Request], replay: Replay) -> Workload:
     """The sessions that these requests are of, as that workload."""
-    rng, streams = random.Random(f"{name.replace('_', ' ')} {replay.seed}"), Streams()
+    rng, streams = replay.rng(name.replace("_", " ")), Streams()
     sessions = _by_session(requests)
     names = rng.sample(sorted(sessions), min(replay.programs, len(sessions)))
     programs: list[ProgramPlan] = []
@@ -124,9 +111,9 @@ def _session(
         child_name = f"{name}/{other}"
         joins = (*main[asks + 1].joins, child_name)
         main[asks + 1] = replace(main[asks + 1], joins=joins, gap_s=0.0)
-        plan = replay.plan(child_name, child, 0.0)
+        plan = replay.program(child_name, child, 0.0)
         programs.append(replace(plan, after=(name, asks), parent=name))
-    return [replay.plan(name, main, rng.random()), *programs]
+    return [replay.program(name, main, rng.random()), *programs]
 
 
 def _asks(main: list[TurnPlan], seconds: float) -> int | None:
@@ -167,14 +154,14 @@ def swe(said: Slots) -> Workload:
     pauses are drawn: of the mean and spread that the Continuum paper measured for mini-swe-agent's
     tools on SWE-bench (its table 2: 0.925 s +- 3.55 s), log-normal, which is an assumption.
     """
-    rng, streams = random.Random(f"swe {said.seed}"), Streams()
+    rng, streams = said.rng("swe"), Streams()
     every = list(lanes(records(SWE, SWE_SOURCE, Request)).values())
     pauses = Gaps("swe", longest_s=said.longest_s)
     programs = []
     for index in range(said.programs):
         asked = rng.choice(every)[: said.turns]
         lane = [structs.replace(each, think=pauses.draw(rng)[0]) for each in asked]
-        plan = said.plan(f"swe{index}", lane_turns(lane, said, streams), rng.random())
+        plan = said.program(f"swe{index}", lane_turns(lane, said, streams), rng.random())
         if said.slots and index >= said.slots:
             before = programs[index - said.slots]
             plan = replace(plan, arrival_s=0.0, after=(before.name, len(before.turns) - 1))

@@ -1,12 +1,12 @@
-"""Shape: the sizes of made-up programs, what their clients tell the server, and how long they are
-away between two turns, by regime, in real seconds."""
+"""Asked: what any workload is asked for. Shape: the sizes of made-up programs. Gaps: how long they
+are away between two turns, by regime, in real seconds."""
 
 from __future__ import annotations
 
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -87,22 +87,14 @@ class Gaps:
 
 
 @dataclass(frozen=True)
-class Shape:
-    """`programs`, `turns` (on average), `context`: tokens of a program's last turn (on average);
-    `first`: share of it that the first prompt brings; `answer`: tokens (on average); `shared`:
-    tokens of system prompt that all have in common. `gaps`, `gap_scale`, `longest_s`,
-    `parallel`: as in Gaps. Averages are means of uniform draws from half to one and a half."""
+class Asked:
+    """`gap_scale`, `longest_s`: as in Gaps; `says_...`: what clients tell the server, as in
+    ProgramPlan."""
 
     programs: int = 40
     turns: int = 8
-    context: int = 12_000
-    first: float = 0.3
-    answer: int = 24
-    shared: int = 512
-    gaps: str = "fast"
     gap_scale: float = 1.0
     longest_s: float = 300.0
-    parallel: int = 1
     says_final: bool = True
     says_tools: bool = True
     says_program: bool = True
@@ -112,6 +104,30 @@ class Shape:
         """Random numbers of one kind of workload and this seed: the same in every process."""
         return random.Random(f"{what} {self.seed}")
 
+    def program(self, name: str, turns: Iterable[TurnPlan], arrival_s: float) -> ProgramPlan:
+        """A program that tells the server as much as here is said."""
+        return ProgramPlan(
+            *(name, tuple(turns), arrival_s),
+            says_final=self.says_final,
+            says_tools=self.says_tools,
+            says_program=self.says_program,
+        )
+
+
+@dataclass(frozen=True)
+class Shape(Asked):
+    """`programs`, `turns` (on average), `context`: tokens of a program's last turn (on average);
+    `first`: share of it that the first prompt brings; `answer`: tokens (on average); `shared`:
+    tokens of system prompt that all have in common. `gaps`, `parallel`: as in Gaps. Averages are
+    means of uniform draws from half to one and a half."""
+
+    context: int = 12_000
+    first: float = 0.3
+    answer: int = 24
+    shared: int = 512
+    gaps: str = "fast"
+    parallel: int = 1
+
     @property
     def gap(self) -> Gaps:
         return Gaps(self.gaps, self.gap_scale, self.longest_s, self.parallel)
@@ -120,15 +136,6 @@ class Shape:
         """Moments of a second, as a Poisson process that is known to have this many has them;
         load.py stretches them to a load."""
         return sorted(rng.random() for _ in range(self.programs if count is None else count))
-
-    def program(self, name: str, turns: tuple[TurnPlan, ...], arrival_s: float) -> ProgramPlan:
-        """A program that tells the server as much as here is said."""
-        return ProgramPlan(
-            *(name, turns, arrival_s),
-            says_final=self.says_final,
-            says_tools=self.says_tools,
-            says_program=self.says_program,
-        )
 
     def about(self, rng: random.Random, mean: float) -> int:
         """An integer between half of `mean` and one and a half of it."""

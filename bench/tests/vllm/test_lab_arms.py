@@ -31,7 +31,7 @@ def test_every_arm_answers_every_turn_and_lets_go_of_every_block(name: str) -> N
 def test_an_arm_without_tool_names_says_all_but_them() -> None:
     plan = small_workload().programs[0]
     turn = next(turn for turn in plan.turns if turn.tool)
-    asking = Asking(plan, turn, 0, 0.0)
+    asking = Asking(plan, turn)
     said, unsaid = (
         ARMS[name].args(asking)["kv_transfer_params"]["continuum"]
         for name in ("adaptive", "adaptive-no-tools")

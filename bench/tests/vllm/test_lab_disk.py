@@ -1,8 +1,7 @@
-"""A disk in the lab: who copies over it when, and vLLM's fs tier as it is driven here."""
+"""A disk in the lab: who copies over it when."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +10,16 @@ import pytest
 
 from bench.sim.arms import ARMS
 from bench.sim.bus import Bus, Disk
-from bench.sim.hardware import GB, Drive
+from bench.sim.hardware import GB
 from bench.sim.lab import Lab
 from bench.sim.workers import OurWorker
-from bench.tests.vllm.lab import mean_jct_s, play, small_machine, small_workload
+from bench.tests.vllm.lab import small_machine, small_workload
 from continuum_connector.messages import ReadOrder, StepPlan, WorkerReport, WriteOrder
 
 
 def worker() -> OurWorker:
     """Blocks of 1 GB, a disk that reads 8 a second and writes 4."""
-    return OurWorker(Bus(1e12, 1e12), GB, 16, Disk(8 * GB, 4 * GB, 0.0), num_disk_slots=100)
+    return OurWorker(Bus(1e12), GB, 16, Disk(8 * GB, 4 * GB, 0.0), num_disk_slots=100)
 
 
 def step(**plan: Any) -> Any:
@@ -76,24 +75,6 @@ def test_a_read_that_has_not_begun_is_taken_back_and_one_that_has_goes_on() -> N
     assert not half._pending
 
 
-def test_vllms_fs_tier_reads_what_dram_lost_and_two_runs_are_one() -> None:
-    workload, machine = small_workload(), small_machine(disk_gb=100.0)
-    without = play("offloading", workload, machine)
-    first, second = (play("offloading-fs", workload, machine) for _ in range(2))
-    assert without.read_bytes == without.written_bytes == 0
-    assert 0 < first.written_bytes <= first.stored_bytes
-    assert first.read_bytes > 0
-    assert first.num_computed_tokens < without.num_computed_tokens
-    assert (first.jct_s, first.read_bytes) == (second.jct_s, second.read_bytes)
-
-
-def test_vllms_fs_tier_waits_for_the_disk() -> None:
-    workload, machine = small_workload(), small_machine(disk_gb=100.0)
-    slow = replace(machine, drive=Drive(100 * GB, reads=GB, writes=7 * GB))
-    fast_s, slow_s = (mean_jct_s(play("offloading-fs", workload, on)) for on in (machine, slow))
-    assert slow_s > 1.2 * fast_s
-
-
 def test_an_arm_that_is_nothing_without_a_disk_says_so() -> None:
     with pytest.raises(ValueError, match="needs a machine with a disk"):
-        Lab(small_machine(), ARMS["offloading-fs"], small_workload())
+        Lab(small_machine(), ARMS["adaptive-no-disk"], small_workload())

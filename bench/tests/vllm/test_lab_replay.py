@@ -28,7 +28,7 @@ def real() -> Recording:
 def play(real: Recording, path: Path, **options: float) -> Recording:
     """Its arrivals in the lab, on a machine about as fast as the one it was recorded on."""
     start = real.start
-    cpu = Gpu("CPU", 0, 1.0, 1e12, 1e9, 1e9, 1.0, 5e-3, chunk=2048, max_num_seqs=128)
+    cpu = Gpu("CPU", 0, 1.0, 1e12, 1e9, 1.0, 5e-3, chunk=2048, max_num_seqs=128)
     tiny = Model("tiny", 0.0, 0.2e-3, 0.0, start["block_bytes"] // start["block_size"])
     machine = Machine(
         cpu,

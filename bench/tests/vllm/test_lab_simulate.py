@@ -42,7 +42,7 @@ def test_a_table_and_results_and_nothing_is_run_twice(tmp_path: Path) -> None:
         (["--set", "wings=2"], "workload eight_turns: eight_turns() got an unexpected keyword"),
         (["--gpu", "H900"], "there is no GPU 'H900'; there is L40S, "),
         (["--model", "llama-70b-fp8", "--gpu", "A100-40"], "take a larger GPU"),
-        (["--arms", "offloading-fs"], "needs a machine with a disk; give --disk-gb"),
+        (["--arms", "adaptive-no-disk"], "needs a machine with a disk; give --disk-gb"),
         (["--rates", "0"], "rates are above 0"),
         (["--rates", "x"], "--rates 'x' should be numbers, like 1,3,6"),
         (["--set", "x"], "should read name=value"),
