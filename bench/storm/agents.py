@@ -96,7 +96,7 @@ class Storm:
         if parent and agent.who == "continuum":
             body["kv_transfer_params"]["continuum"]["parent"] = parent
         said: list[str] = []
-        payload = b""
+        payload: bytes | None = None
         if turn.spoiled:
             rng = random.Random(turn.spoiled)
             if rng.random() < 0.05:
@@ -106,7 +106,7 @@ class Storm:
                 said = spoil(rng, body, headers)
         self.sent += 1
         ended = await self.client.generate(
-            agent.api, payload or encode(body), headers, turn.abort_s
+            agent.api, encode(body) if payload is None else payload, headers, turn.abort_s
         )
         self._count(ended, f"{agent.api} of {agent.who}, {', '.join(said) or 'nothing spoiled'}")
         return ended
