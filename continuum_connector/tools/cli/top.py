@@ -112,7 +112,10 @@ class Watch:
 
 
 def _look(watch: Watch, after_s: float) -> None:
-    Event().wait(after_s)
+    # A Ctrl-C just before a wait begins is seen when that wait ends, so none is long.
+    until = time.monotonic() + after_s
+    while (left_s := until - time.monotonic()) > 0:
+        Event().wait(min(left_s, 0.5))
     watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
 
 
