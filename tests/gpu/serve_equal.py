@@ -40,6 +40,7 @@ SPARE = 8  # vLLM's null block, and what a step reserves
 CAPTURED = "Graph capturing finished"  # vLLM's own words
 FLASH = ("--attention-backend", "FLASH_ATTN")  # vLLM refuses to start where it cannot have it
 SLEEP = () if on_cpu() else ("--enable-sleep-mode",)  # a CPU's cache stays where it is
+MAMBA2, DELTA_NETS = "granite_hybrid", "qwen3_next"  # families of tiny models that keep states
 # Another policy may find that a fast GPU computes these prompts sooner than it loads them.
 CONNECTOR = {"policy": "lru_offload"}
 
@@ -155,7 +156,7 @@ class Run:
     @property
     def env(self) -> dict[str, str]:
         """vLLM's CPU build serves Mamba2 with prefix caching by a plugin of our tests."""
-        is_mamba2 = not self.options.model and SHAPES[self.options.shape].state == "mamba2"
+        is_mamba2 = not self.options.model and SHAPES[self.options.shape].family == MAMBA2
         if not (is_mamba2 and on_cpu()):
             return {}
         LOGS.mkdir(parents=True, exist_ok=True)
@@ -323,9 +324,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dry-run", action="store_true", help="print the servers that would be started")
     add("serve", nargs="*", help="after `--`: more arguments of `vllm serve`")
     options = parser.parse_args(argv)
-    is_short = options.flash or SHAPES[options.shape].state == "gdn"  # neither knows float32
+    is_short = options.flash or SHAPES[options.shape].family == DELTA_NETS  # neither knows float32
     options.dtype = options.dtype or ("bfloat16" if is_short else "float32")
-    options.blocks = options.blocks or (49 if SHAPES[options.shape].state else 129)
+    has_states = SHAPES[options.shape].family in (MAMBA2, DELTA_NETS)
+    options.blocks = options.blocks or (49 if has_states else 129)
     options.graphs = options.graphs or options.flash
     return options
 
