@@ -112,7 +112,7 @@ class Costs:
         footprint: int = 0,
     ) -> None:
         """What costs are until some were measured: copies by the bytes of a block, a prefill as
-        fit.py says it. Without, DRAM would look as near as VRAM and no turn worth keeping.
+        `prefill_prior` has it. Without, DRAM would look as near as VRAM and no turn worth keeping.
         `footprint`: blocks of an average turn. What is left out stays as it is."""
         if block_bytes:
             self._store.guess(GUESSED_LATENCY_S, block_bytes / GUESSED_BUS)

@@ -118,8 +118,15 @@ class SchedulerSide:
         )
         self.room = Room(pool, self.retention, decider.worth_now, costs)
         self.steps = Steps(
-            *(self.retention, tier, decider, reader, records, stock, self.room),
-            *(waker, is_vram_empty),
+            self.retention,
+            tier,
+            decider,
+            reader,
+            records,
+            stock,
+            self.room,
+            waker,
+            is_vram_empty,
         )
         self._epochs = self.steps.epochs
         self.step_trace = StepTrace(config.trace_steps_s, self.snapshots.levels, records)

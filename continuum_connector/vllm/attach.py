@@ -112,9 +112,8 @@ def prepare(vllm_config: Any) -> None:
                 "means; set dram_bytes"
             )
         if "ray" not in (parallel.distributed_executor_backend, parallel.data_parallel_backend):
-            served.keep_spare(
-                vllm_config, memory.look(os.environ)
-            )  # Ray's workers may be elsewhere
+            # Ray's workers may be elsewhere.
+            served.keep_spare(vllm_config, memory.look(os.environ))
     config = vllm_config.scheduler_config
     if config.scheduler_cls is None:
         # On this instance alone, and pickled with it; v1/engine/core.py asks for it once.

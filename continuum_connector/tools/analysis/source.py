@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
@@ -147,14 +147,30 @@ def part(record: Record, key: str) -> Record:
     return value if isinstance(value, dict) else {}
 
 
-def tiers(record: Record) -> dict[str, int]:
-    """Tokens found in each tier; 0 for one that the record does not name."""
+class Hits(NamedTuple):
+    """Tokens found, by where they were."""
+
+    vram: int
+    dram: int
+    disk: int
+
+
+def tiers(record: Record) -> Hits:
+    """The hits in a record; 0 for each tier that it does not name."""
     hits = part(record, "hit_tokens")
-    return {tier: count(hits, tier) for tier in ("vram", "dram", "disk")}
+    return Hits(*(count(hits, name) for name in Hits._fields))
 
 
-def against_stock(record: Record) -> dict[str, int]:
-    """Tokens by who kept them: only we, stock vLLM as well, or only stock would have. Empty if the
-    record does not say, as where nobody knows."""
+class Kept(NamedTuple):
+    """Tokens by who kept them (`against_stock` of a record): only we, stock vLLM as well, or only
+    stock would have."""
+
+    only_ours: int
+    stock_too: int
+    only_stock: int
+
+
+def against_stock(record: Record) -> Kept | None:
+    """What the record says of stock vLLM; None if it does not, as where nobody knows."""
     told = part(record, "against_stock")
-    return {who: count(told, who) for who in ("only_ours", "stock_too", "only_stock") if told}
+    return Kept(*(count(told, name) for name in Kept._fields)) if told else None

@@ -202,9 +202,10 @@ def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
     """Add a prompt: its tokens, those found by tier, and by who kept them if the trace says it.
     `had`: those that the program had computed before, as far as the prompt can share them."""
     hits = tiers(record)
-    into.update(hits, tokens=count(record, "tokens"), had=had, saved=min(sum(hits.values()), had))
-    if kept := against_stock(record):
-        into.update(kept, told=1)
+    into.update(hits._asdict(), tokens=count(record, "tokens"))
+    into.update(had=had, saved=min(sum(hits), had))
+    if (kept := against_stock(record)) is not None:
+        into.update(kept._asdict(), told=1)
 
 
 def _is_judged(outcome: Record) -> bool:

@@ -133,7 +133,7 @@ def _arrive(record: Record) -> Said:
 
 
 def _admit(record: Record) -> Said:
-    hits, where = tiers(record).values(), ("in VRAM", "in DRAM", "on disk")
+    hits, where = tiers(record), ("in VRAM", "in DRAM", "on disk")
     parts = [f"{num:,} {of}" for num, of in zip(hits, where, strict=True) if num]
     parts.append(f"{max(0, count(record, 'tokens') - sum(hits)):,} to compute")
     waited_s = number(record, "waited_s") or 0.0
@@ -153,12 +153,10 @@ def _admit(record: Record) -> Said:
 
 def _kept(record: Record) -> str:
     """Who kept the tokens that were found; "" if the record does not say."""
-    kept = against_stock(record)
-    if not any(kept.values()):
+    if (kept := against_stock(record)) is None or not any(kept):
         return ""
-    ours, too, only_stock = kept.values()
-    words = f"{ours:,} only we kept, {too:,} stock vLLM would have kept too"
-    return words + (f"; {only_stock:,} more only stock would have" if only_stock else "")
+    words = f"{kept.only_ours:,} only we kept, {kept.stock_too:,} stock vLLM would have kept too"
+    return words + (f"; {kept.only_stock:,} more only stock would have" if kept.only_stock else "")
 
 
 def _decision(record: Record) -> Said:
@@ -222,7 +220,7 @@ def _outcome(record: Record) -> Said:
     words, kind = _OUTCOMES.get(outcome, (f": {outcome}", ""))
     words = f"turn {count(record, 'turn')}{words}"
     if "hit_tokens" in record:
-        vram, dram, disk = tiers(record).values()
+        vram, dram, disk = tiers(record)
         below = f"{dram:,} in DRAM" + (f", {disk:,} on disk" if disk else "")
         lost = f"{count(record, 'recomputed_tokens'):,} lost"
         words += f"; of its tokens {vram:,} were in VRAM, {below}, {lost}"

@@ -141,7 +141,7 @@ def _head(life: list[Record]) -> Text:
         parts = ["no id, and nothing went on from it"]
     parts.append(f"{num_turns} turns in {seconds(lived_s)}")
     if num := sum(count(each, "tokens") for each in admitted):
-        vram, dram, disk = map(sum, zip(*(tiers(each).values() for each in admitted), strict=True))
+        vram, dram, disk = map(sum, zip(*map(tiers, admitted), strict=True))
         on_disk = f", {disk:,} on disk" if disk else ""
         parts.append(f"of {num:,} prompt tokens {vram:,} in VRAM, {dram:,} in DRAM{on_disk}")
     parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]

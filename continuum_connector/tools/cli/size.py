@@ -95,12 +95,15 @@ def size(
     below = overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
         told = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
-        told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes, **found}
+        told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes, **vars(found)}
+        disk = None if below is None else vars(below)
         kept_as = {"rests_on": place.rests_on, "num_gpus": place.num_gpus}
-        print(json.dumps({**told, "disk": below, **kept_as}, indent=1))
+        print(json.dumps({**told, "disk": disk, **kept_as}, indent=1))
         return
     lines, said = rows(load, place, found)
-    if below is not None and found["dram_bytes"]:
+    if place.rests_on:
+        lines.insert(0, ("KV as of", several("GPU", place.num_gpus), place.rests_on))
+    if below is not None and found.dram_bytes:
         more, said = disk_rows(load, has, below, drive)
         lines += [("", "", ""), *more]
     amounts = Column(no_wrap=True, justify="right", style="bold")
@@ -217,7 +220,33 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
 
 
 # --- the arithmetic ---------------------------------------------------------------------------
-Found = dict[str, float]  # as --json has it
+@dataclass(frozen=True)
+class Need:
+    """What follows, in bytes, and bytes per second for each GPU. `share_vram`: of the live KV."""
+
+    live_bytes: float
+    num_in_vram: int
+    share_vram: float
+    dram_bytes: float
+    loads: float
+    stores: float
+    load_s: float
+    is_too_fast: bool
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """What a disk below `dram_bytes` would have to do, in bytes per second of the node's drive.
+    `share`: the share of turns whose KV is not in DRAM. `tokens`: prompt tokens per second that are
+    read instead of computed. `written`: at most so many bytes per day, as each is written once."""
+
+    share: float
+    disk_bytes: float
+    reads: float
+    read_s: float
+    tokens: float
+    written: float
+    is_too_slow: bool
 
 
 def mean_gap(median_s: float, p90_s: float) -> float:
@@ -229,119 +258,108 @@ def mean_gap(median_s: float, p90_s: float) -> float:
     return median_s * math.exp(sigma * sigma / 2)
 
 
-def need(load: Load, place: Place) -> Found:
-    """The DRAM that this load needs, in bytes; and what each GPU's link then carries, in bytes per
-    second. `share_vram`: of the live KV."""
+def need(load: Load, place: Place) -> Need:
+    """The DRAM that this load needs, and the rates on each GPU's link with so much of it."""
     live = load.live * place.context_bytes
     vram = place.vram_bytes * place.num_gpus
     share = min(1.0, vram / live) if live else 1.0
     dram = 0.0 if live <= FILL * vram else live / FILL
     away = load.turns_per_s * (1.0 - share) if dram else 0.0  # turns per second that must load
     loads = away * place.context_bytes / place.num_gpus
-    return {
-        "live_bytes": live,
-        "num_in_vram": int(vram // place.context_bytes),
-        "share_vram": share,
-        "dram_bytes": dram,
-        "loads": loads,
-        "stores": load.turns_per_s * place.new_bytes / place.num_gpus if dram else 0.0,
-        "load_s": place.context_bytes / place.num_gpus / place.pcie,
-        "is_too_fast": loads > FILL * place.pcie,
-    }
+    return Need(
+        live_bytes=live,
+        num_in_vram=int(vram // place.context_bytes),
+        share_vram=share,
+        dram_bytes=dram,
+        loads=loads,
+        stores=load.turns_per_s * place.new_bytes / place.num_gpus if dram else 0.0,
+        load_s=place.context_bytes / place.num_gpus / place.pcie,
+        is_too_fast=loads > FILL * place.pcie,
+    )
 
 
-def overflow(load: Load, place: Place, dram_bytes: float, drive: float) -> Found:
-    """What a disk below so much DRAM would have to do, in bytes per second of the node's `drive`.
-    `share`: of turns, those whose KV is not in DRAM. `tokens`: prompt tokens per second that are
-    read instead of computed. `written`: at most so many bytes per day, as each is written once."""
+def overflow(load: Load, place: Place, dram_bytes: float, drive: float) -> Overflow:
+    """What is left to a drive of so many bytes per second if there is only so much DRAM."""
     live = load.live * place.context_bytes
     held = FILL * max(dram_bytes, place.vram_bytes * place.num_gpus)
     share = max(0.0, 1.0 - held / live) if live else 0.0
     away = load.turns_per_s * share
     reads = away * place.context_bytes
-    return {
-        "share": share,
-        "disk_bytes": live / FILL if share else 0.0,
-        "reads": reads,
-        "read_s": place.context_bytes / drive,
-        "tokens": away * load.context,
-        "written": load.turns_per_s * place.new_bytes * DAY_S if share else 0.0,
-        "is_too_slow": reads > FILL * drive,
-    }
+    return Overflow(
+        share=share,
+        disk_bytes=live / FILL if share else 0.0,
+        reads=reads,
+        read_s=place.context_bytes / drive,
+        tokens=away * load.context,
+        written=load.turns_per_s * place.new_bytes * DAY_S if share else 0.0,
+        is_too_slow=reads > FILL * drive,
+    )
 
 
 # --- its table --------------------------------------------------------------------------------
 Rows = list[tuple[str, str, str]]  # what, how much, and how it was computed
-ROUNDED = f"live KV / {FILL:g}, rounded up"
 
 
-def rows(load: Load, place: Place, found: Found) -> tuple[Rows, str]:
+def rows(load: Load, place: Place, found: Need) -> tuple[Rows, str]:
     """The rows on DRAM, and the last line: what to set, or what stands in the way."""
-    dram = found["dram_bytes"]
     mean = f"mean gap {load.gap_s:.1f} s + turn {load.turn_s:g} s"
     lives = f"{load.arrivals:g}/s x {load.turns:g} turns x ({mean})"
     gpus = f" / {place.num_gpus} GPUs" if place.num_gpus > 1 else ""
     token = text_of(place.context_bytes / load.context)
     why_none = f"{FILL:.0%} of VRAM's KV space holds all"
+    why = f"live KV / {FILL:g}, rounded up" if found.dram_bytes else why_none
     lines = [
-        ("KV as of", several("GPU", place.num_gpus), place.rests_on),
         ("KV of a context", text_of(place.context_bytes), f"{load.context:,} x {token}"),
         ("live programs", f"{load.live:.0f}", "as given" if load.programs else lives),
-        ("live KV", text_of(found["live_bytes"]), "programs x KV of a context"),
-        ("of it in VRAM", f"{found['share_vram']:.0%}", f"{found['num_in_vram']} programs"),
-        ("dram_bytes", _gib(dram), ROUNDED if dram else why_none),
+        ("live KV", text_of(found.live_bytes), "programs x KV of a context"),
+        ("of it in VRAM", f"{found.share_vram:.0%}", f"{found.num_in_vram} programs"),
+        ("dram_bytes", _gib(found.dram_bytes), why),
     ]
-    lines = lines if place.rests_on else lines[1:]
-    if not dram:
+    if not found.dram_bytes:
         return lines, "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
+    if gpus:
+        lines.append(("per GPU", _gib(found.dram_bytes / place.num_gpus), f"dram_bytes{gpus}"))
+    loads, stores = (f"{rate / 1e9:.2f} GB/s" for rate in (found.loads, found.stores))
     link = f"{place.pcie / 1e9:g} GB/s"
-    per_gpu = ("per GPU", _gib(dram / place.num_gpus), f"dram_bytes{gpus}")
     lines += [
-        *([per_gpu] if gpus else []),
         ("turns", f"{load.turns_per_s:.2f}/s", f"programs / ({mean})"),
-        ("loads per GPU", _gb(found["loads"]), f"turns not in VRAM x context{gpus}"),
-        ("stores per GPU", _gb(found["stores"]), f"turns x {load.new_tokens:,} new{gpus}"),
-        ("one load", f"{found['load_s']:.2f} s", f"a context{gpus} at {link}"),
+        ("loads per GPU", loads, f"turns not in VRAM x context{gpus}"),
+        ("stores per GPU", stores, f"turns x {load.new_tokens:,} new{gpus}"),
+        ("one load", f"{found.load_s:.2f} s", f"a context{gpus} at {link}"),
     ]
-    setting = _setting("DRAM", dram)
-    if not found["is_too_fast"]:
+    setting = _setting("DRAM", found.dram_bytes)
+    if not found.is_too_fast:
         return lines, f"Serve with {setting} (per node: once for all its GPUs)."
     but = f"its loads take more than {FILL:.0%} of a link of {link}"
     return lines, f"{setting} would hold it, but {but}: use more GPUs, or fewer programs on each."
 
 
-def disk_rows(load: Load, dram_bytes: int, below: Found, drive: float) -> tuple[Rows, str]:
+def disk_rows(load: Load, dram_bytes: int, below: Overflow, drive: float) -> tuple[Rows, str]:
     """The same of the disk below `dram_bytes`, whose drive reads `drive` GB/s."""
-    setting, disk = _setting("DRAM", dram_bytes), below["disk_bytes"]
-    beyond = f"beyond {FILL:g} x {text_of(dram_bytes)}"
-    why_none = f"{FILL:.0%} of the DRAM there is holds all"
+    setting = _setting("DRAM", dram_bytes)
+    share = ("of it not in DRAM", f"{below.share:.0%}", f"beyond {FILL:g} x {text_of(dram_bytes)}")
+    if not below.disk_bytes:
+        none = ("disk_bytes", "0 GiB", f"{FILL:.0%} of the DRAM there is holds all")
+        return [share, none], f"Serve with {setting}: no disk is needed."
+    written = f"{below.written / 1e12:.2f} TB/day"
     lines = [
-        ("of it not in DRAM", f"{below['share']:.0%}", beyond),
-        ("disk_bytes", _gib(disk), ROUNDED if disk else why_none),
-    ]
-    if not disk:
-        return lines, f"Serve with {setting}: no disk is needed."
-    written = f"{below['written'] / 1e12:.2f} TB/day"
-    lines += [
-        ("disk reads", _gb(below["reads"]), "turns not in DRAM x context"),
-        ("one read", f"{below['read_s']:.2f} s", f"a context at {drive:g} GB/s"),
-        ("not computed", f"{below['tokens']:,.0f}/s", "prompt tokens, if all is written"),
+        share,
+        ("disk_bytes", _gib(below.disk_bytes), f"live KV / {FILL:g}, rounded up"),
+        ("disk reads", f"{below.reads / 1e9:.2f} GB/s", "turns not in DRAM x context"),
+        ("one read", f"{below.read_s:.2f} s", f"a context at {drive:g} GB/s"),
+        ("not computed", f"{below.tokens:,.0f}/s", "prompt tokens, if all is written"),
         ("disk writes", written, f"all of it: turns x {load.new_tokens:,} new"),
     ]
-    setting += f" CONTINUUM_DISK_PATH=FOLDER {_setting('DISK', disk)}"
-    covered = disk / below["written"]
-    of_those = f"{covered:.0%} of all new KV: that of programs that came back most"
+    setting += f" CONTINUUM_DISK_PATH=FOLDER {_setting('DISK', below.disk_bytes)}"
     budget = "the default disk_write_budget, disk_bytes a day, covers "
+    covered = below.disk_bytes / below.written
+    of_those = f"{covered:.0%} of all new KV: that of programs that came back most"
     budget += "all new KV" if covered >= 1.0 else of_those
-    if not below["is_too_slow"]:
+    if not below.is_too_slow:
         return lines, f"Serve with {setting}; {budget}."
     but = f"reads take more than {FILL:.0%} of a drive of {drive:g} GB/s"
     busy = "turns that find it busy compute instead"
     return lines, f"{setting} would hold it, but {but}: {busy}; {budget}."
-
-
-def _gb(rate: float) -> str:
-    return f"{rate / 1e9:.2f} GB/s"
 
 
 def _gib(num_bytes: float) -> str:
