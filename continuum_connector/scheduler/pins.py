@@ -112,8 +112,7 @@ class Retention:
         if pin is None or surest <= UNKNOWN:
             return False
         self.pins.expect(pin, turn)
-        turn.came_for = pin
-        self._waker.set(self.pins.next_deadline())
+        turn.came_for = pin  # the waker keeps its time: until the turn runs, the engine steps anyway
         return True
 
     def hand_over(self, turn: Turn, now: float) -> None:

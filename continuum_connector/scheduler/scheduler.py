@@ -252,12 +252,13 @@ class SchedulerSide:
 
     def _begins(self, turn: Turn, request: Any, now: float) -> None:
         """The turn runs for the first time."""
-        self.waits.gate.found(turn, turn.num_found)
+        num_found = turn.num_found
+        self.waits.gate.found(turn, num_found)
         self.records.admitted(request, turn, now)
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
         self._costs.waited(now - turn.arrival, turn.vram_tokens < shared, now)
         if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
-            self.tier.lend(turn.program.key, request, turn.num_found)
+            self.tier.lend(turn.program.key, request, num_found)
 
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
