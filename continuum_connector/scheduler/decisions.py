@@ -142,8 +142,9 @@ class Decider:
 
     def worth_now(self, pin: LivePin, now: float) -> float:
         """Return what a pin is worth now, given that its program has not returned yet: 0 for a
-        question, so that no turn waits for the room of one."""
-        if self.away.is_question(pin.program, pin.started):
+        question, so that no turn waits for the room of one, and for a program that is forgotten."""
+        is_forgotten = not pin.is_returning and self.away.absence_of(pin.program) is None
+        if is_forgotten or self.away.is_question(pin.program, pin.started):
             return min(pin.rank[0], 0.0)
         gap = self.away.forecast_since(pin.program, pin.started)
         if gap is None or not 0.0 < pin.rank[0] < math.inf:

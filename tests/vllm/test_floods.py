@@ -55,3 +55,21 @@ def test_a_flood_of_questions_does_not_make_us_forget_an_agent() -> None:
     assert agent is not None
     assert agent.num_turns == 3
     assert away.forecast_of("job:agent") is not None
+
+
+def test_the_pin_of_a_program_that_is_forgotten_gives_way_first() -> None:
+    """Else what nobody can be seen to come back for stays, as it was worth most when it began."""
+    engine = tiered(60, 0, config={"policy": "adaptive", "max_programs": 8})
+    know(engine.connector.costs, COSTS)
+    calls = {"this_func_call": "make"}
+    for number in range(12):
+        length = 20 if number else 320
+        engine.add(f"r{number}", length, 4, seed=number, program=f"p{number}", extra_args=calls)
+        engine.run_until_idle()
+    side = engine.connector.side
+    worth = {pin.program: side.decider.worth_now(pin, engine.clock()) for pin in side.pins}
+    assert worth["job:p0"] == 0.0 < min(worth[f"job:p{number}"] for number in range(4, 12))
+    engine.add("new", 480, 4, seed=99)
+    engine.run_until_idle()
+    assert "job:p0" not in side.pins
+    assert "job:p11" in side.pins
