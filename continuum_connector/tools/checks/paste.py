@@ -19,6 +19,8 @@ from os.path import basename
 from pathlib import Path
 from typing import Any
 
+from continuum_connector.tools.checks import pysource
+
 MAX_BYTES = 4 << 20  # of a file
 MAX_LISTED = 200_000  # characters in which lists of words are looked for
 _CLI = "vllm.entrypoints.cli.main"  # `serve` follows it
@@ -126,10 +128,13 @@ def read(text: str) -> list[Pasted]:
             found = list(_of_yaml(data))
         except NoServerError as error:
             why = error
+    python, is_python = pysource.as_script("" if found else text[:MAX_LISTED])
+    script = read_script(python)
+    found = found or [each for words in script.commands for each in _of_command(words, script)]
     found = found or list(_of_quadlet(text)) or list(_of_assigned(text))
     try:
-        found = found or list(_of_shell(_as_script(text), {}))
-        return _some([each for each in found if each.words or not why], text)
+        found = found or list(_of_shell("" if is_python else _as_script(text), {}))
+        return _some([each for each in found if each.words or not (why or python)], text)
     except NoServerError as none:
         raise why or none from None
 
