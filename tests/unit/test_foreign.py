@@ -120,6 +120,12 @@ def test_bailian(tmp_path: Path) -> None:
     assert {each["trace"] for each in found} == {"chat0"}
 
 
+def test_a_sample_that_has_a_few_of_its_ids_is_read(tmp_path: Path) -> None:
+    asked = {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "type": "text", "turn": 2}
+    lengths = {"input_length": 521, "output_length": 132, "hash_ids": [1089, 1090, 6326, 13148]}
+    assert brief(read(tmp_path / "a.jsonl", asked | lengths)) == [("main", 0, 521, 132, 0, 0.0)]
+
+
 def test_weka_with_a_sub_agent(tmp_path: Path) -> None:
     requests = [
         {"t": 0.0, "type": "s", "in": 300, "out": 9, "hash_ids": [1, 2, 3], "api_time": 2.0},

@@ -24,6 +24,7 @@ from continuum_connector.errors import ToldError
 from continuum_connector.tools.analysis.source import is_number
 
 MAX_BYTES = 1 << 30  # of a file, unpacked
+SHORTENED = 64  # a sample in a guide has a few of its ids; what none tells is text of its own
 MOST = 1 << 30  # tokens of a prompt, and of an answer
 ENDINGS = (".json", ".jsonl", ".traj", ".gz")
 CHARS = 4  # of text per token
@@ -240,7 +241,7 @@ def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator
         for before, one in zip([None, *talk], talk, strict=False):
             think, common = 0.0, 0
             at, inp, out = _numbers(one, "timestamp", "input_length", "output_length")
-            if inp > 2 * block * (1 + len(one["hash_ids"])):
+            if inp > SHORTENED * block * (1 + len(one["hash_ids"])):
                 of = f"its {len(one['hash_ids'])} hash_ids of {block} tokens"
                 raise ValueError(f"input_length is {inp:,}, far beyond {of}")
             if before is not None:
