@@ -585,7 +585,7 @@ def _settled(pasted: Pasted) -> Pasted:
         unknown += names if re.fullmatch(_OURS, name) else []
         if value is not None:
             environ[name] = value
-    unknown += [] if words or unknown else [ELSEWHERE]
+    unknown += [ELSEWHERE] if pasted.is_inside and not (words or unknown) else []
     return replace(pasted, words=words, environ=environ, unknown=list(dict.fromkeys(unknown)))
 
 
