@@ -122,6 +122,7 @@ CASES = [
     Case("overrides", "vllm serve {LLAMA_8B} --hf-overrides '{\"num_hidden_layers\": 4}'",
          {"model": "ok:16.0 KiB per token"}),
     Case("pooling", "vllm serve {LLAMA_8B} --runner pooling", {"model": ERROR}),
+    Case("an encoder", "vllm serve {BERT}", {"model": "error:the runner is pooling"}),
     Case("blocks of states", "vllm serve {FALCON_H1} --block-size 4096",
          {"model": "ok:blocks of 4,096 tokens"}),
     Case("falcon-h1", "vllm serve {FALCON_H1}", {"model": "ok:blocks of 800 tokens"}),

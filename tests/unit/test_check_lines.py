@@ -14,6 +14,7 @@ from continuum_connector.tools.checks.machine import Line, Verdict, worst
 from continuum_connector.tools.checks.plan import Plan, read_plan
 from continuum_connector.tools.checks.serving import MIDDLEWARES
 from continuum_connector.tools.cli.check import look
+from continuum_connector.vllm.proven import why_aside
 from tests.unit import fake_machine as fake
 from tests.unit.fake_machine import BRIDGE, CUDA, GIB, H100, PCI, VLLM
 from tests.vllm.model_configs import LLAMA_8B
@@ -332,7 +333,7 @@ def test_a_model_the_connector_steps_aside_for(tmp_path: Path) -> None:
 
 
 def test_without_prefix_caching_one_line_is_to_blame(tmp_path: Path) -> None:
-    off = kv(aside="prefix caching is off", prefix_caching=False)
+    off = kv(aside=why_aside(False, ""), prefix_caching=False)
     lines = [each for each in look(fake.make(tmp_path, **off), plan()) if each.verdict is ERROR]
     assert [line.subject for line in lines] == ["prefix caching"]
 

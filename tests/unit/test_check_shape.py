@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -53,6 +55,14 @@ def test_bytes_by_type(kv_cache_dtype: str, config: Any, num_kib: int) -> None:
 def test_what_only_vllm_knows_is_not_guessed(config: dict[str, Any]) -> None:
     with pytest.raises(ShapeError):
         read_shape({**LLAMA_8B, **config})
+
+
+def test_a_file_beside_the_config_may_quantise_the_cache(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    assert read_shape(models.read_model_config(str(tmp_path), {}))
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {}}')
+    with pytest.raises(ShapeError, match="quantization_config may name"):
+        read_shape(models.read_model_config(str(tmp_path), {}))
 
 
 def test_a_window_that_is_not_used_is_none() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,10 @@ def test_mooncake(tmp_path: Path) -> None:
         (mooncake(0, [1], 10) | {"timestamp": False}, "timestamp is False"),
         (mooncake(0, [1], 10) | {"output_length": "9"}, "output_length is '9'"),
         (mooncake(0, [1, 2], 10_000_000), "10,000,000, far beyond its 2 hash_ids of 512 tokens"),
+        (mooncake(0, [1], -5), "-5 tokens are no length"),
+        (mooncake(0, [1], 10, 10**14), "100000000000000 tokens are no length"),
+        (mooncake(0, [1], 10) | {"input_length": 9.5}, "9.5 tokens are no length"),
+        ({"trace": "a", "lane": "b", "inp": "x", "out": 1}, "inp is 'x'"),
         ({"requests": [{"in": True, "out": 1}]}, "in is True"),
         ({"requests": [{"in": 9, "out": 1, "t": True}]}, "t is True"),
     ],
@@ -75,6 +80,37 @@ def test_what_is_no_length_is_refused(tmp_path: Path, one: Request, part: str) -
     assert not (tmp_path / "out").exists()
 
 
+def test_requests_in_no_order_are_played_by_their_time(tmp_path: Path) -> None:
+    first, later = mooncake(0, [1, 2, 3], 1500), mooncake(9000, [1, 2, 4, 5], 2000, 50)
+    found = read(tmp_path / "a.jsonl", later, first)
+    assert found == read(tmp_path / "a.jsonl", first, later)
+    assert {each["trace"] for each in found} == {"chat0"}
+
+
+def test_formats_in_one_file_are_not_mixed(tmp_path: Path) -> None:
+    other = {"chat_id": 5, "parent_chat_id": -1, **mooncake(1, [1, 2], 30)}
+    with pytest.raises(ToldError, match="Mooncake, Bailian mixed"):
+        read(tmp_path / "a.jsonl", mooncake(0, [1], 10), other)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        lambda data: b"\xef\xbb\xbf" + data,
+        lambda data: data.replace(b"\n", b"\r\n"),
+        lambda data: b"[" + data.replace(b"\n", b",") + b"]",
+        gzip.compress,
+    ],
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_file_is_told_by_its_bytes(
+    packed: Callable[[bytes], bytes], name: str, tmp_path: Path
+) -> None:
+    wanted = read(tmp_path / "in", mooncake(0, [1, 2], 9), mooncake(9, [3, 4], 8))
+    (tmp_path / name).write_bytes(packed((tmp_path / "in").read_bytes()))
+    assert foreign.read(tmp_path / name).requests == wanted
+
+
 def test_bailian(tmp_path: Path) -> None:
     common = {"type": "text", "input_length": 64, "output_length": 100}
     first = {"chat_id": 5, "parent_chat_id": -1, "timestamp": 1.0, "hash_ids": [1, 2, 3, 4]}
@@ -82,6 +118,12 @@ def test_bailian(tmp_path: Path) -> None:
     found = read(tmp_path / "a.jsonl", common | first | {"turn": 1}, common | later | {"turn": 2})
     assert brief(found) == [("main", 0, 64, 100, 0, 0.0), ("main", 1, 64, 100, 1, 5.0)]
     assert {each["trace"] for each in found} == {"chat0"}
+
+
+def test_a_sample_that_has_a_few_of_its_ids_is_read(tmp_path: Path) -> None:
+    asked = {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "type": "text", "turn": 2}
+    lengths = {"input_length": 521, "output_length": 132, "hash_ids": [1089, 1090, 6326, 13148]}
+    assert brief(read(tmp_path / "a.jsonl", asked | lengths)) == [("main", 0, 521, 132, 0, 0.0)]
 
 
 def test_weka_with_a_sub_agent(tmp_path: Path) -> None:
@@ -128,6 +170,42 @@ def test_messages_of_mini_swe_agent(tmp_path: Path) -> None:
     assert [each["trace"] for each in read(tmp_path / "c.json", several)] == list("xxyy")
 
 
+def test_tokens_that_were_counted_are_not_estimated(tmp_path: Path) -> None:
+    """Of mini-swe-agent, by the chat and by the Responses API; its clock may be in ms."""
+    chat = {"usage": {"prompt_tokens": 500, "completion_tokens": 20}}
+    responses = {"usage": {"input_tokens": 600, "output_tokens": 30}}
+    messages = [
+        {"role": "user", "content": "u"},
+        {"role": "assistant", "content": "a", "extra": {"response": chat, "timestamp": 17e11}},
+        {"type": "function_call_output", "output": "o", "timestamp": 17e11 + 4000},
+        {"object": "response", "output": [{"type": "message"}]} | responses,
+    ]
+    found = read(tmp_path / "a.json", {"messages": messages})
+    assert brief(found) == [("main", 0, 500, 20, 0, 0.0), ("main", 1, 600, 30, 8, 4.0)]
+
+
+def test_events_of_open_hands_from_version_1_on(tmp_path: Path) -> None:
+    def event(kind: str, source: str, second: int, **rest: Any) -> Request:
+        at = f"2026-01-01T00:00:{second:02}"
+        return {"id": kind, "kind": kind, "source": source, "timestamp": at} | rest
+
+    events = [
+        event("SystemPromptEvent", "agent", 0, system_prompt="s" * 400),
+        event("MessageEvent", "user", 1, llm_message="u" * 40),
+        event("ActionEvent", "agent", 5, tool_call="a" * 40, llm_response_id="r", action={}),
+        event("ActionEvent", "agent", 5, tool_call="a" * 40, llm_response_id="r", action={}),
+        event("ObservationEvent", "environment", 9, observation="o" * 80, action_id="x"),
+        event("MessageEvent", "agent", 11, llm_message="e" * 20, llm_response_id="q"),
+    ]
+    wanted = [("main", 0, 110, 10, 0, 0.0), ("main", 1, 140, 5, 1, 4.0)]
+    assert brief(read(tmp_path / "a.json", events)) == wanted
+    assert brief(read(tmp_path / "b.jsonl", {"instance_id": "i", "history": events})) == wanted
+    (tmp_path / "events").mkdir()  # as it keeps them: by a name that is not their order
+    for number, one in enumerate(events):
+        (tmp_path / f"events/{9 - number}.json").write_text(json.dumps(one))
+    assert brief(foreign.read(tmp_path / "events").requests) == wanted
+
+
 def test_events_of_open_hands(tmp_path: Path) -> None:
     def acts(number: int, answer: str, at: str, **usage: int) -> Request:
         called = {"model_response": {"id": answer, "usage": usage}}
@@ -165,6 +243,14 @@ def test_a_folder_is_read_whole_and_packed_files_too(tmp_path: Path) -> None:
     (tmp_path / "d.jsonl").write_text(json.dumps(mooncake(0, [1], 1)))
     with pytest.raises(ToldError, match="Weka, Mooncake mixed"):
         foreign.read(tmp_path)
+
+
+def test_what_else_a_folder_of_runs_has_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs/a.traj").write_text('{"trajectory": [{"response": "r"}]}')
+    (tmp_path / "runs/preds.json").write_text('{"a": {"model_patch": "p"}}')
+    done = run(str(tmp_path / "runs"), "--out", str(tmp_path / "out"))
+    assert done.stdout.startswith("1 requests of SWE-agent, without preds.json (made up:")
 
 
 FOREIGN = [

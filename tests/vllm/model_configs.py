@@ -21,6 +21,18 @@ LLAMA_8B: Config = {
     "vocab_size": 128256,
     "torch_dtype": "bfloat16",
 }
+BERT: Config = {
+    "architectures": ["BertModel"],
+    "model_type": "bert",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 12,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+    "torch_dtype": "float32",
+}
 TINY: Config = LLAMA_8B | {"num_hidden_layers": 2}
 QWEN3_NEXT: Config = {
     "architectures": ["Qwen3NextForCausalLM"],

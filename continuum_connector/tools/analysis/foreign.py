@@ -24,6 +24,8 @@ from continuum_connector.errors import ToldError
 from continuum_connector.tools.analysis.source import is_number
 
 MAX_BYTES = 1 << 30  # of a file, unpacked
+SHORTENED = 64  # a sample in a guide has a few of its ids; what none tells is text of its own
+MOST = 1 << 30  # tokens of a prompt, and of an answer
 ENDINGS = (".json", ".jsonl", ".traj", ".gz")
 CHARS = 4  # of text per token
 BLOCK = 64  # tokens of `common_blocks`
@@ -61,7 +63,8 @@ Reader = Callable[[list[Any], str], Iterable[Request] | Chats]
 
 def chats(path: Path) -> Chats | None:
     """A file's conversations, None where its format has none. ToldError as of `read`."""
-    return _read(path, path.stem).chats
+    found = _made(path, path.stem, _documents(path))
+    return found.chats if found else None
 
 
 def read(path: Path) -> Foreign:
@@ -71,7 +74,11 @@ def read(path: Path) -> Foreign:
     if path.is_dir():  # names that are unique among its files
         files = sorted(each for each in path.rglob("*") if each.suffix in ENDINGS)
         named = {each: str(each.relative_to(path).with_suffix("")) for each in files}
-    found = [_read(each, name) for each, name in named.items()]
+    told = [(each.name, _made(each, name, values)) for each, name, values in _conversations(named)]
+    found = [each for _, each in told if each]
+    left = [each for each, one in told if not one]
+    if not found and left:
+        raise ToldError(f"{path} is of no format that is known here; give one of {KNOWN}")
     formats = {each.format: each.note for each in found}
     if len(formats) != 1:
         what = f"has {', '.join(formats)} mixed" if formats else "has no such file"
@@ -79,38 +86,60 @@ def read(path: Path) -> Foreign:
     requests = [request for each in found for request in each.requests]
     if not requests:
         raise ToldError(f"{path} has no request in it, so there is nothing to play")
-    return Foreign(found[0].format, requests, found[0].note)
+    without = f", without {', '.join(left)[:200]}" if left else ""
+    return Foreign(found[0].format + without, requests, found[0].note)
 
 
-def _read(path: Path, called: str) -> Foreign:
-    documents = _documents(path)
-    for name, note, is_one, reads in FORMATS:
-        if documents and is_one(documents[0]):
-            try:
-                found = reads(documents, called)
-                if isinstance(found, Chats):
-                    return Foreign(name, list(_talks(*found)), note, found)
-                return Foreign(name, list(found), note)
-            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                why = f"{type(error).__name__}: {error}"
-                raise ToldError(
-                    f"{path} looks like {name}, but is broken ({why}); nothing is read of it"
-                ) from None
-    raise ToldError(f"{path} is of no format that is known here; give one of {KNOWN}")
+def _conversations(named: Mapping[Path, str]) -> Iterator[tuple[Path, str, list[Any]]]:
+    """Each file, its name and its values; events that have a file each are one, by their folder."""
+    parts: dict[Path, tuple[str, list[Any]]] = {}
+    for each, name in named.items():
+        documents = _documents(each)
+        if len(named) > 1 and len(documents) == 1 and _is_event(documents[0]):
+            parts.setdefault(each.parent, (name, []))[1].extend(documents)
+        else:
+            yield each, name, documents
+    for each, (name, events) in parts.items():
+        yield each, name, sorted(events, key=lambda event: str(event.get("timestamp")))
+
+
+def _made(path: Path, called: str, documents: list[Any]) -> Foreign | None:
+    """The requests of a file's values; None if they are of no format."""
+    of_each = (next((each for each in FORMATS if each[2](one)), None) for one in documents)
+    formats = {each[0]: each for each in of_each if each}
+    if len(formats) > 1:
+        raise ToldError(f"{path} has {', '.join(formats)} mixed; give one of {KNOWN}")
+    if not formats:
+        return None
+    [(name, note, _, reads)] = formats.values()
+    try:
+        found = reads(documents, called)
+        if isinstance(found, Chats):
+            return Foreign(name, list(_talks(*found)), note, found)
+        return Foreign(name, list(found), note)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ToldError(
+            f"{path} looks like {name}, but is broken ({why}); nothing is read of it"
+        ) from None
 
 
 def _documents(path: Path) -> list[Any]:
-    """The file's JSON values: one, or one per line."""
+    """The file's JSON values: one, those of a list, or one per line."""
     try:
-        opener: Any = gzip.open if path.suffix == ".gz" else open
-        with opener(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            opened: Any = gzip.GzipFile(fileobj=file) if is_packed else file
+            data = opened.read(MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ToldError(f"{path} cannot be read ({error})") from None
     if len(data) > MAX_BYTES:
         raise ToldError(f"{path} has more than {MAX_BYTES >> 20} MiB, so nothing is read; cut it")
+    data = data.removeprefix(b"\xef\xbb\xbf")
     try:
-        return [msgspec.json.decode(data)]
+        one = msgspec.json.decode(data)
+        return one if isinstance(one, list) else [one]
     except (ValueError, RecursionError):
         pass  # a value per line?
     try:
@@ -136,8 +165,12 @@ class Lane:
     ) -> Request:
         """Its next turn. `common`: tokens in common with the one before. Only the first comes from
         a person."""
-        numbers = {"turn": self.num_turns, "inp": max(1, inp), "out": max(1, out)}
-        at = {"common_blocks": common // BLOCK, "think": think} | ({} if t is None else {"t": t})
+        for length in (inp, out):
+            if not 0 <= length <= MOST or length % 1:
+                raise ValueError(f"{length} tokens are no length")
+        numbers = {"turn": self.num_turns, "inp": max(1, int(inp)), "out": max(1, int(out))}
+        at = {"common_blocks": common // BLOCK, "think": max(0.0, think)}
+        at |= {} if t is None else {"t": t}
         kinds = ["tool_result" if self.num_turns else "text"]
         self.num_turns += 1
         return {"trace": self.trace, "lane": self.lane, **numbers, "itypes": kinds, **at}
@@ -208,7 +241,7 @@ def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator
         for before, one in zip([None, *talk], talk, strict=False):
             think, common = 0.0, 0
             at, inp, out = _numbers(one, "timestamp", "input_length", "output_length")
-            if inp > 2 * block * (1 + len(one["hash_ids"])):
+            if inp > SHORTENED * block * (1 + len(one["hash_ids"])):
                 of = f"its {len(one['hash_ids'])} hash_ids of {block} tokens"
                 raise ValueError(f"input_length is {inp:,}, far beyond {of}")
             if before is not None:
@@ -228,12 +261,19 @@ def _shared(one: Sequence[int], other: Sequence[int]) -> int:
 
 def _bailian(documents: list[Any], _: str) -> Chats:
     """Each request names the one that it goes on from."""
-    talks = _chains(documents, lambda one: [one["parent_chat_id"]], lambda one: one["chat_id"])
+    asked = sorted(documents, key=lambda one: one["timestamp"])
+    talks = _chains(asked, lambda one: [one["parent_chat_id"]], lambda one: one["chat_id"])
     return Chats(talks, 16, 1.0)
 
 
 def _mooncake(documents: list[Any], _: str) -> Chats:
-    return Chats(conversations(documents), 512, 1e3)
+    return Chats(conversations(sorted(documents, key=lambda one: one["timestamp"])), 512, 1e3)
+
+
+def _requests(documents: list[Any], _: str) -> Iterator[Request]:
+    for one in documents:
+        _numbers(one, "inp", "out")
+        yield one
 
 
 def _weka(documents: list[Any], stem: str) -> Iterator[Request]:
@@ -277,7 +317,7 @@ def _when(message: Mapping[str, Any]) -> float | None:
     extra = message.get("extra")
     found = message.get("timestamp") or (extra.get("timestamp") if isinstance(extra, dict) else "")
     if is_number(found):
-        return float(found)  # type: ignore[arg-type]
+        return float(found) / (1e3 if found > 1e11 else 1.0)  # type: ignore
     try:
         return datetime.fromisoformat(str(found)).timestamp()
     except ValueError:
@@ -299,35 +339,47 @@ def _swe_agent(documents: list[Any], stem: str) -> Iterator[Request]:
 
 
 def _messages(documents: list[Any], stem: str) -> Iterator[Request]:
-    """mini-swe-agent, and other lists of messages as they are sent."""
-    every = documents[0] if isinstance(documents[0], list) else documents
-    for index, one in enumerate(every):
+    """mini-swe-agent, and other lists of messages as they are sent; of the Responses API, too."""
+    for index, one in enumerate(documents):
         told = one["messages"]
         told = msgspec.json.decode(told) if isinstance(told, str) else told
         lane = Lane(str(one.get("instance_id") or one.get("traj_id") or f"{stem}-{index}"))
         for message in told:
-            size = _tokens(message.get("content")) + _tokens(message.get("tool_calls"))
-            if message.get("role") == "assistant":
-                yield lane.answered(size, _when(message))
+            size = sum(_tokens(message.get(key)) for key in ("content", "tool_calls", "output"))
+            is_response = message.get("object") == "response"
+            if message.get("role") == "assistant" or is_response:
+                told_by = message if is_response else (message.get("extra") or {}).get("response")
+                usage = (told_by or {}).get("usage") or {}
+                out = usage.get("completion_tokens") or usage.get("output_tokens")
+                prompt = usage.get("prompt_tokens") or usage.get("input_tokens")
+                yield lane.answered(out or size, _when(message), prompt=prompt or 0)
             else:
                 lane.add(size, _when(message))
         if not lane.num_turns and told:  # it was asked, and the answer is not in the file
             yield lane.answered(1)
 
 
+_V0_TEXTS = ("message", "content", "args")
+_V1_TEXTS = (
+    *("system_prompt", "tools", "llm_message", "thought", "reasoning_content", "tool_call"),
+    *("observation", "error"),
+)
+
+
 def _open_hands(documents: list[Any], stem: str) -> Iterator[Request]:
     """An action of the agent is a turn; what others say is what the next one adds."""
     runs = documents if "history" in documents[0] else [{"history": documents}]
-    if isinstance(documents[0], list):  # of events, as one event per line is
-        runs = [{"history": each} for each in documents]
     for index, one in enumerate(runs):
         lane, last = Lane(str(one.get("instance_id") or f"{stem}-{index}")), ""
         for event in one["history"]:
             called = event.get("tool_call_metadata") or {}
             answer = called.get("model_response") or {}
-            usage, answer_id = answer.get("usage") or {}, str(answer.get("id") or event.get("id"))
-            size = sum(_tokens(event.get(key)) for key in ("message", "content", "args"))
-            is_turn = event.get("source") == "agent" and "action" in event
+            usage = answer.get("usage") or {}
+            answer_id = str(event.get("llm_response_id") or answer.get("id") or event.get("id"))
+            kind = event.get("kind")  # from version 1 on
+            size = sum(_tokens(event.get(key)) for key in (_V1_TEXTS if kind else _V0_TEXTS))
+            is_turn = "action" in event or kind == "MessageEvent"
+            is_turn = is_turn and event.get("source") == "agent"
             if not is_turn or event.get("action") in ("system", "recall", "condensation"):
                 lane.add(size, _when(event))
             elif answer_id != last:  # several actions of one answer are one turn
@@ -336,11 +388,14 @@ def _open_hands(documents: list[Any], stem: str) -> Iterator[Request]:
                 last = answer_id
 
 
+def _is_event(one: Any) -> bool:
+    is_one = isinstance(one, dict) and "source" in one
+    return is_one and bool({"action", "observation", "kind"} & {*one})
+
+
 def _is_open_hands(one: Any) -> bool:
-    first = one["history"] if isinstance(one, dict) and "history" in one else one
-    first = first[0] if isinstance(first, list) and first else first
-    is_event = isinstance(first, dict) and "source" in first
-    return is_event and bool({"action", "observation"} & {*first})
+    told = one.get("history") if isinstance(one, dict) else None
+    return _is_event(told[0] if isinstance(told, list) and told else one)
 
 
 # --- which is which ----------------------------------------------------------------------------
@@ -348,18 +403,14 @@ def _has(*keys: str) -> Callable[[Any], bool]:
     return lambda one: isinstance(one, dict) and all(key in one for key in keys)
 
 
-def _has_messages(one: Any) -> bool:
-    return _has("messages")(one[0] if isinstance(one, list) and one else one)
-
-
 _ASKED = ("timestamp", "input_length", "output_length", "hash_ids")
 _ANSWERED = f"answers at {TOKEN_S} s a token"
 FORMATS: tuple[tuple[str, str, Callable[[Any], bool], Reader], ...] = (
-    ("requests", "", _has("trace", "lane", "inp", "out"), lambda documents, _: documents),
+    ("requests", "", _has("trace", "lane", "inp", "out"), _requests),
     ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _bailian),
     ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _mooncake),
     ("Weka", "", _has("requests"), _weka),
     ("SWE-agent", ESTIMATED, _has("trajectory"), _swe_agent),
     ("OpenHands", f"{ESTIMATED}, unless counted", _is_open_hands, _open_hands),
-    ("messages", ESTIMATED, _has_messages, _messages),
+    ("messages", f"{ESTIMATED}, unless counted", _has("messages"), _messages),
 )

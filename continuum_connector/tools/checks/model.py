@@ -34,6 +34,7 @@ from continuum_connector.vllm.proven import FP8_DTYPES, KINDS, Group, Server
 
 LOG = "the server's log says `steps aside` if it does not"
 AS_STOCK = "none yet: it works, as without the connector"
+MODELOPT = "hf_quant_config.json"  # beside config.json
 MAX_BYTES = 16 << 20  # of a config.json; the largest are a few hundred KB
 BLOCK_SIZE = 16  # tokens
 MOST, MOST_LAYERS = 1 << 40, 100_000  # the largest number that we accept; the most layers
@@ -76,7 +77,7 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
         num_bytes = size(kv.block_bytes * len(states))
         text += f", {num_bytes} of states per turn, blocks of {max(states):,} tokens"
     served = ok("model", f"{text}, as vLLM makes them on {kv.device}")
-    if kv.aside and kv.prefix_caching:  # without it, another line says so
+    if kv.aside and kv.aside != proven.why_aside(False, ""):  # of which another line speaks
         served = error("model", f"the connector steps aside: {kv.aside}", AS_STOCK)
     yield served
     if kv.aside:
@@ -245,6 +246,8 @@ def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
         raise BrokenModelError(f"{found} is no JSON ({why})") from None
     if not isinstance(config, dict):
         raise BrokenModelError(f"{found} is no JSON object")
+    if (found.parent / MODELOPT).is_file():
+        config.setdefault("quantization_config", MODELOPT)  # vLLM reads it as such
     return config
 
 

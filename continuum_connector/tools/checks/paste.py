@@ -19,10 +19,12 @@ from os.path import basename
 from pathlib import Path
 from typing import Any
 
+from continuum_connector.tools.checks import pysource
+
 MAX_BYTES = 4 << 20  # of a file
 MAX_LISTED = 200_000  # characters in which lists of words are looked for
 _CLI = "vllm.entrypoints.cli.main"  # `serve` follows it
-_SERVER = re.compile(r"vllm\.entrypoints\.(openai\.)?api_server")
+_SERVER = re.compile(r"(\S*/)?vllm[./]entrypoints[./](openai[./])?api_server(\.py)?")
 _IMAGE = re.compile(r"(^|/)vllm[\w.-]*([:@/]|$)|vllm-(openai|cpu)")
 _DOCKER = ("docker", "podman", "nerdctl")
 _SHELLS = ("sh", "bash", "zsh", "dash", "ash")
@@ -54,15 +56,19 @@ _SETS = re.compile(r"(?m)^[ \t]*(Environment=|ENV[ \t]+)")
 _OTHER_KEYS = re.compile(r"(?m)^[ \t]*[A-Z]\w*=.*$|^\[.*\]$")  # of a systemd unit
 _YAML = re.compile(
     r"(?m)^\s*(- )?(args|commands?|image|services|apiVersion|kind|entrypoint|run|engine_kwargs"
-    r"|modelSpec|tasks):"
+    r"|modelSpec|tasks|name|runcmd|models):"
 )
 # the same keys in HCL, whose lists have commas, and in Nix, whose lists have none
 _ASSIGNS = re.compile(
     r'(?ms)^\s*(image|command|cmd|args|entrypoint)\s*=\s*("[^"\n]*"|\[.*?\](?=;?$))'
 )
-_STARTS = re.compile(r"vllm\b.{0,99}\bserve\b|api_server\b", re.DOTALL)
+_STARTS = re.compile(
+    r"(?s)vllm\b.{0,99}\bserve\b|api_server\b|(docker|podman|nerdctl)\b.{0,99}\brun\b"
+)
 _IMAGES = ("image", "imageName")
 _ARGS = ("args", "dockerArgs", "dockerStartCmd")  # of a pod
+_OFF = (None, False, {"enabled": False})
+_OF_CHART = ("enableLoRA", "enableTool", "lmcacheConfig", "lmCacheConfig")  # of vLLM's own chart
 _ENVIRON = ("--env-vars", "--set-env-vars", "--update-env-vars", "--environment-variables")
 # The options behind which a list of `az` ends.
 _CLOUDS = re.compile(
@@ -86,7 +92,8 @@ _USED = re.compile(r"[$%][{(]*\s*(?:env\.)?(\w+)")
 _TEMPLATE = re.compile(r"\{\{-?\s*(\.Values|\.Release|\.Chart|include|range|if|end|toYaml|with|\$)")
 _NAMES_MODEL = re.compile(r"(--(model|config)(=|$)|serve$)")
 _TAKES_A_VALUE = re.compile(r"-(?!-(no|enable|disable|trust|enforce|async)[-_])[^=]*$")
-TEMPLATE = "it is a Helm template: paste what `helm template` prints"
+ELSEWHERE = "the model, which something else may name"
+TEMPLATE = "it is a template: paste what is made of it, as what `helm template` prints"
 
 
 class NoServerError(ValueError):
@@ -110,7 +117,7 @@ class Pasted:
 def read(text: str) -> list[Pasted]:
     """Every server that the text starts. Raises NoServerError."""
     text = text.replace(OPEN, "")
-    if _TEMPLATE.search(text):
+    if _TEMPLATE.search(_HERE.sub("", text)):  # not one of Nomad's, which makes a file
         raise NoServerError(TEMPLATE)
     text = "\n".join(_FENCED.findall(text)) or text
     here = _HERE.search(text)
@@ -121,10 +128,13 @@ def read(text: str) -> list[Pasted]:
             found = list(_of_yaml(data))
         except NoServerError as error:
             why = error
+    python, is_python = pysource.as_script("" if found else text[:MAX_LISTED])
+    script = read_script(python)
+    found = found or [each for words in script.commands for each in _of_command(words, script)]
     found = found or list(_of_quadlet(text)) or list(_of_assigned(text))
-    found = [each for each in found if each.words] or found  # not what others only extend
     try:
-        return _some(found or _of_shell(_as_script(text), {}), text)
+        found = found or list(_of_shell("" if is_python else _as_script(text), {}))
+        return _some([each for each in found if each.words or not (why or python)], text)
     except NoServerError as none:
         raise why or none from None
 
@@ -133,7 +143,9 @@ def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
     found = [_settled(each) for each in servers]
     for each in found:
         _forget_written(each, text)
-    found = [each for each in found if each.words] or found  # not `docker run -d IMAGE` before it
+    # Not `docker run -d IMAGE` before it, nor a sidecar with options of its own.
+    for is_one in (lambda each: each.words, lambda each: ELSEWHERE not in each.unknown):
+        found = list(filter(is_one, found)) or found
     if not found:
         shown = " ".join(text.split())[:200]
         raise NoServerError(f"`{shown}` is not `vllm serve`, so it starts no server that we know")
@@ -315,7 +327,7 @@ def _served(words: list[str], environ: dict[str, str], script: Script) -> Iterat
             yield Pasted(words[index + 1 :], environ)
             return
         is_text = re.search(r"[ \t\n]", word) and (before or OPEN not in word)
-        if is_text and re.search(r"vllm\b.*\bserve\b|api_server\b", word, re.DOTALL):
+        if is_text and _STARTS.search(word):
             text = re.sub(r"^--[\w-]+=", "", word).rstrip(",")  # of `sbatch --wrap=`, of Python
             inner = list(_of_shell(text, script.known | environ))
             yield from inner
@@ -360,7 +372,7 @@ def _of_image(
     is_known = bool(_IMAGE.search(image))
     is_vllm = not has_entry and (is_known or takes_them)
     if is_vllm and not is_known and not any(map(_NAMES_MODEL.match, words)):
-        unknown.append("the model, which something else may name")
+        unknown.append(ELSEWHERE)
     found = list(_served(words, base.environ, script))
     if not found and is_vllm and not (words and basename(words[0]) in _SHELLS):
         rest = words[1:] if words[:1] == ["serve"] else words
@@ -443,12 +455,15 @@ def _walk(node: Any, name: str, around: Mapping[str, str]) -> Iterator[Pasted]:
     """Every server below this node: of a container, of an engine's options, of a script.
 
     `around`: variables that it inherits."""
-    if isinstance(node, str) and re.search(r"\s", node) and _STARTS.search(node):
+    if isinstance(node, str) and "\n" in node and _YAML.search(node):  # a file, as a text
         with contextlib.suppress(NoServerError):
-            yield from (replace(each, name=name) for each in _of_shell(node, around))
+            yield from (each for one in _loaded(node) for each in _walk(one, name, around))
+    elif isinstance(node, str) and re.search(r"\s", node) and _STARTS.search(node):
+        with contextlib.suppress(NoServerError):
+            yield from (replace(each, name=name) for each in _of_shell(_as_script(node), around))
     if isinstance(node, list):
         words = [each for each in node if isinstance(each, str)]
-        yield from _served(words, {}, Script(known=dict(around)))
+        yield from _of_command(words, Script(known=dict(around)))
         for each in node:
             yield from _walk(each, name, around) if not isinstance(each, str) else ()
     if not isinstance(node, dict):
@@ -456,10 +471,13 @@ def _walk(node: Any, name: str, around: Mapping[str, str]) -> Iterator[Pasted]:
     meta = node.get("metadata")
     name = str(node.get("name") or (isinstance(meta, dict) and meta.get("name")) or name)
     around = {**around, **_environment(node, [])}
-    if isinstance(engine := node.get("engine_kwargs") or node.get("vllmConfig"), dict):
-        yield Pasted(list(_of_engine(engine, node)), dict(around), name=name)
+    engine = node.get("engine_kwargs") or node.get("vllmConfig")
+    if isinstance(engine := engine or ({"modelURL", "repository"} <= {*node} and {}), dict):
+        unknown = [key for key in _OF_CHART if node.get(key) not in _OFF]
+        yield Pasted(list(_of_engine(engine, node)), dict(around), unknown, name=name)
     has_command = any(node.get(key) for key in ("command", "entrypoint", *_ARGS))
-    if "modelFormat" not in node and (has_command or any(key in node for key in _IMAGES)):
+    is_other = "vllm" not in str(node.get("modelFormat", "vllm")).lower()  # KServe's own server
+    if not is_other and (has_command or any(key in node for key in _IMAGES)):
         found = list(_container(node, name, around))
         yield from found
         if any(each.words for each in found):
@@ -467,18 +485,24 @@ def _walk(node: Any, name: str, around: Mapping[str, str]) -> Iterator[Pasted]:
     for key, value in node.items():
         if key == "containers" and isinstance(value, list):  # of a pod, with its meaning of command
             value = [{"args": None, **each} for each in value if isinstance(each, dict)]
+        if key == "cmd" and re.search(r"[^\\]\n\s*-", str(value)):  # llama-swap's, in one line
+            value = str(value).replace("\n", " ")
         yield from _walk(value, key if isinstance(value, dict) else name, around)
 
 
 def _of_engine(engine: Mapping[str, Any], node: Mapping[str, Any]) -> Iterator[str]:
-    """The options of Ray Serve's `engine_kwargs`, or of `vllmConfig` in vLLM's own chart."""
-    loading = node.get("model_loading_config")
-    loading = loading if isinstance(loading, dict) else {}
-    model = loading.get("model_source") or loading.get("model_id") or node.get("modelURL")
+    """The options of Ray Serve's `engine_kwargs`, or of `vllmConfig` in vLLM's own chart, which
+    turns prefix caching off where it is not said to be on."""
+    loading = node.get("model_loading_config") or node.get("model")
+    loading = loading if isinstance(loading, dict) else node
+    model = next(filter(None, map(loading.get, ("model_source", "model_id", "modelURL"))), None)
     if isinstance(model, str):
         yield from ("--model", model)
     own = {re.sub("(?=[A-Z])", "-", str(key)).lower(): engine[key] for key in engine}
     extra = own.pop("extra-args", None)
+    if own and "modelURL" in loading and "raySpec" not in node:
+        own.setdefault("enable-prefix-caching", False)
+        own = {key: own[key] for key in own if key not in ("v0", "v1", "env")}
     yield from (f"--no-{key}" for key, value in own.items() if value is False)
     yield from _options(own)
     yield from map(str, extra if isinstance(extra, list) else ())
@@ -515,7 +539,9 @@ def _words(given: Any, script: Script, is_pod: bool) -> list[str]:
     found = []
     for each in given if isinstance(given, list) else ():
         word = str(each) if is_pod else str(each).replace("$$", "$")
-        is_script = re.search(r"\s", word)  # for `sh -c`, which reads the same variables itself
+        is_script = re.search(
+            r"\s", _VARIABLE.sub("", word)
+        )  # for `sh -c`, which reads them itself
         if not is_script and ("$(" if is_pod else "${") in word:
             word = expanded(word, script.known)
         found.append(_BRACED.sub(lambda one: expanded(f"${{{one[1]}}}", script.known), word))
@@ -559,6 +585,7 @@ def _settled(pasted: Pasted) -> Pasted:
         unknown += names if re.fullmatch(_OURS, name) else []
         if value is not None:
             environ[name] = value
+    unknown += [ELSEWHERE] if pasted.is_inside and not (words or unknown) else []
     return replace(pasted, words=words, environ=environ, unknown=list(dict.fromkeys(unknown)))
 
 
@@ -611,11 +638,12 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 @dataclass
 class Script:
     """`commands`: each with the words of one. `known`: variables that the text sets, for more than
-    one command; `assigned`: names of all that it ever sets."""
+    one command; `assigned`: names of all that it ever sets; `depth`: of branches around a line."""
 
     commands: list[list[str]] = field(default_factory=list)
     known: dict[str, str] = field(default_factory=dict)
     assigned: set[str] = field(default_factory=set)
+    depth: int = 0
 
 
 def read_script(text: str, environ: Mapping[str, str] | None = None) -> Script:
@@ -635,10 +663,13 @@ def _assign(words: list[str], script: Script) -> None:
     words = [*dropwhile(("then", "do", "else", "{").__contains__, words)] or [""]
     rest = words[1:] if words[0] in ("export", "declare", "set") else words
     found = [match for match in takewhile(bool, map(ASSIGNMENT.fullmatch, rest)) if match]
-    script.assigned.update(match[1] for match in found)
+    script.depth += {"if": 1, "case": 1, "fi": -1, "esac": -1}.get(words[0], 0)
     for match in found if rest is not words or len(found) == len(words) else ():
-        adds = match[0][len(match[1])] == "+"
-        script.known[match[1]] = adds * script.known.get(match[1], "") + match[2]
+        adds, before = match[0][len(match[1])] == "+", script.known.pop(match[1], "")
+        # Of two values in branches only a shell knows which it takes.
+        if adds or not script.depth or match[1] not in script.assigned or before == match[2]:
+            script.known[match[1]] = adds * before + match[2]
+    script.assigned.update(match[1] for match in found)
     for word in words[1:] if words[0] == "unset" else ():
         script.known.pop(word, None)
 
@@ -711,6 +742,7 @@ def _filled(found: re.Match[str], known: Mapping[str, str]) -> str:
         return known[name]
     rest = found["rest"] or ""
     default = rest[2:] if rest[:2] in (":-", ":=") else rest[1:] if rest[:1] == "-" else None
+    default = default and re.sub(r"^(['\"])(.*)\1$", r"\2", default)
     is_unknown = default and ("$" in default or OPEN in default)
     return _mark(found[0], None if is_unknown else default)
 
