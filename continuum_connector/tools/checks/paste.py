@@ -1,25 +1,26 @@
 """Paste: what people paste -> the options of the server that it starts.
 
 A shell line or script, `docker run`, a cloud's command, a systemd unit, compose, Kubernetes and
-other YAML or JSON, HCL, or options alone. Nothing is run and nothing is asked of a cluster: what
-only a shell knows is filled in where the text itself says it.
+other YAML or JSON, HCL, a program in Python, or options alone. Nothing is run and nothing is asked
+of a cluster: what only a shell knows is filled in where the text itself says it.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import re
 import shlex
 import sys
+import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 from os.path import basename
 from pathlib import Path
 from typing import Any
-
-from continuum_connector.tools.checks import pysource
 
 MAX_BYTES = 4 << 20  # of a file
 MAX_LISTED = 200_000  # characters in which lists of words are looked for
@@ -128,7 +129,7 @@ def read(text: str) -> list[Pasted]:
             found = list(_of_yaml(data))
         except NoServerError as error:
             why = error
-    python, is_python = pysource.as_script("" if found else text[:MAX_LISTED])
+    python, is_python = _of_python("" if found else text[:MAX_LISTED])
     script = read_script(python)
     found = found or [each for words in script.commands for each in _of_command(words, script)]
     found = found or list(_of_quadlet(text)) or list(_of_assigned(text))
@@ -764,3 +765,121 @@ def filled(word: str) -> tuple[str | None, list[str]]:
     if not all(match[2] for match in marks):
         return None, names
     return _MARK.sub(lambda match: match[3], word), names
+
+
+# --- a program's ---------------------------------------------------------------------------------
+# A program in Python that starts servers -> a script of the shell that starts the same. Modal's and
+# BentoML's servers stand in one, those of notebooks and launchers too. It is not run: a name stands
+# for the text, the number or the list that it was given last, and what else a word may be only the
+# program knows.
+_DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_PLACE = re.compile(r"\{[^{}]*\}|%[sdr]")  # of str.format and of %
+
+
+def _of_python(text: str) -> tuple[str, bool]:
+    """The script, "" if the text is no Python; and whether it can be nothing else."""
+    script = _Program()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(textwrap.dedent(text))
+        script.visit(tree)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "", False
+    lines = [*script.lines, *script.uses.values()]
+    return "\n".join(lines), any(isinstance(each, _DEFINES) for each in tree.body)
+
+
+class _Program(ast.NodeVisitor):
+    """`lines`: commands in the order of the program; `uses`: of each name, what runs its value."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.uses: dict[str, str] = {}
+
+    def visit(self, node: ast.AST) -> None:
+        if _is_text(node) or _is_list(node):
+            self.lines.append(_listed(node) if _is_list(node) else f"eval {_spelled(node)}")
+        else:
+            super().visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # else it explains the program
+            self.visit(node.value)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._assign(node.targets[0], node.value)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._assign(node.target, node.value, "+")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        match node:
+            case ast.Call(ast.Attribute(target, "append"), [_]):
+                self._assign(target, ast.List(node.args), "+")
+            case ast.Call(ast.Attribute(target, "extend"), [value]):
+                self._assign(target, value, "+")
+            case _:
+                self.generic_visit(node)
+
+    def _assign(self, target: ast.expr, value: ast.expr, adds: str = "") -> None:
+        name = target.id if isinstance(target, ast.Name) else ""
+        is_list = _is_list(value) or bool(adds and "[@]" in self.uses.get(name, ""))
+        if not name or not (is_list or _is_text(value)):
+            self.visit(value)
+        if not adds and name in self.uses:  # another's, of the same name
+            self.lines.append(self.uses.pop(name))
+        if name:
+            said = f"({_listed(value)})" if is_list else _spelled(value)
+            self.lines.append(f"{name}{adds}={said}")
+            self.uses.setdefault(name, f'"${{{name}[@]}}"' if is_list else f'eval "${{{name}}}"')
+
+
+def _is_text(node: ast.AST) -> bool:
+    match node:
+        case ast.Constant() | ast.JoinedStr() | ast.BinOp():
+            return True
+        case ast.Call(ast.Attribute(ast.Constant(), "format")):
+            return True
+    return False
+
+
+def _is_list(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _is_list(node.left) or _is_list(node.right)
+    return isinstance(node, ast.List | ast.Tuple)
+
+
+def _listed(node: ast.AST) -> str:
+    """The words of a list, one after another."""
+    match node:
+        case ast.List(parts) | ast.Tuple(parts):
+            return " ".join(map(_spelled, parts))
+        case ast.BinOp(left, ast.Add(), right):
+            return f"{_listed(left)} {_listed(right)}"
+        case ast.Name(name):
+            return f'"${{{name}[@]}}"'
+    return _spelled(node)
+
+
+def _spelled(node: ast.AST) -> str:
+    """The shell's word for an expression."""
+    match node:
+        case ast.Constant(value):
+            return shlex.quote(str(value))
+        case ast.Name(name):
+            return f'"${{{name}}}"'
+        case ast.Starred(one):
+            return _listed(one)
+        case ast.JoinedStr(parts):
+            return "".join(map(_spelled, parts)) or "''"
+        case ast.FormattedValue(one) | ast.Call(ast.Name("str"), [one]):
+            return _spelled(one)
+        case ast.BinOp(left, ast.Add(), right):
+            return _spelled(left) + _spelled(right)
+        case ast.BinOp(ast.Constant(str(text)), ast.Mod()) | ast.Call(
+            ast.Attribute(ast.Constant(str(text)), "format")
+        ):
+            return shlex.quote(_PLACE.sub(lambda one: f"${{ {one[0].strip('{}')}}}", text))
+    written = re.sub(r"[^\w .,()\[\]+*/=-]", "", ast.unparse(node))
+    return f'"${{ {written}}}"'
