@@ -371,9 +371,13 @@ class SchedulerSide:
         """The blocks of the turn that may be kept. None may, if some of them may be KV of other
         weights, or if a lookup by hash may find such blocks in their place."""
         is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
-        needs_prompt = self._answers.are_altered(turn.program)
+        also = []
+        if self._answers.are_altered(turn.program):
+            also.append(self.groups.prompts_end(request))
+        if turn.program.departs(turn.since, request.block_hashes):
+            also.append(self.groups.departs_at(request, turn.num_found))
         # Called even if nothing may be kept, because it makes the rule forget the turn.
-        blocks = self.groups.take_kept(tables, request, needs_prompt, turn.taken)
+        blocks = self.groups.take_kept(tables, request, also, turn.taken)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
     def _note_kept(
