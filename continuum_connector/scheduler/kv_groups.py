@@ -229,7 +229,7 @@ class KvGroups:
     def departs_at(self, request: Any, num_found: int) -> int:
         """Where this request's prompt departed from what others had left, in tokens, if it found
         `num_found`. vLLM keeps windows and states there, if more of full attention was found."""
-        return max(num_found, getattr(request, "shared_prefix_boundary", 0))  # vLLM >= 0.29
+        return max(num_found, getattr(request, "shared_prefix_boundary", 0))
 
     @property
     def are_simple(self) -> bool:

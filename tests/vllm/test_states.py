@@ -68,8 +68,6 @@ def test_who_departs_from_each_prompt_finds_where_it_departed(
         engine: Any = tiered(groups=groups, async_scheduling=async_scheduling)
     else:
         engine = engine_of(groups, async_scheduling=async_scheduling)
-    if not hasattr(engine.add("q", 1), "shared_prefix_boundary"):
-        pytest.skip("this vLLM keeps no states there")
     history, ends = prompt(300), []
     for number in range(3):
         name, tokens = f"a{number}", [*history, *prompt(40, seed=50 + number)]
