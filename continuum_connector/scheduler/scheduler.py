@@ -324,9 +324,9 @@ class SchedulerSide:
         end: TurnEnd,
         now: float,
     ) -> dict[str, Any] | None:
-        blocks = self._kept(turn, request, tables)
         if end is TurnEnd.ABORTED and not self._reader.went_away(request):
             end = TurnEnd.STOP
+        blocks = self._kept(turn, request, tables, end)
         # Others of its program may have ended since its arrival.
         text = PromptText(request.prompt_token_ids)
         turn.is_stray = strays(turn.program, turn.identity, request.block_hashes, text)
@@ -367,12 +367,14 @@ class SchedulerSide:
             self.steps.fell_silent(absence, now)
         return True
 
-    def _kept(self, turn: Turn, request: Any, tables: Sequence[Sequence[Any]]) -> ChainBlocks:
+    def _kept(
+        self, turn: Turn, request: Any, tables: Sequence[Sequence[Any]], end: TurnEnd
+    ) -> ChainBlocks:
         """The blocks of the turn that may be kept. None may, if some of them may be KV of other
         weights, or if a lookup by hash may find such blocks in their place."""
         is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
         also = []
-        if self._answers.are_altered(turn.program):
+        if end is TurnEnd.ABORTED or self._answers.are_altered(turn.program):
             also.append(self.groups.prompts_end(request))
         if turn.program.departs(turn.since, request.block_hashes):
             also.append(self.groups.departs_at(request, turn.num_found))
