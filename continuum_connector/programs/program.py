@@ -166,6 +166,15 @@ class Program:
         kept = None if since is None else self.left.get(since)
         return kept is not None and kept.shared(hashes) <= kept.num_common
 
+    def departs(self, since: float | None, hashes: Sequence[bytes]) -> bool:
+        """Whether a turn that continues what was left at `since` departs from it, or from others'
+        prompts, before its end, and the next one may there, too: it ends in a message that is never
+        kept, or asks another question of a text."""
+        if self.alters_answers:  # then they go on from where its prompts end
+            return False
+        kept = None if since is None else self.left.get(since)
+        return kept is None or kept.continued(hashes) < TO_ITS_END
+
     def edited_by(self, ended: float | None) -> float | None:
         """When that was left which the turn that ended then was taken for an edit of."""
         return next((at for at, each in self.edited.items() if each.by == ended), None)

@@ -45,6 +45,7 @@ from continuum_connector.scheduler.waits import Bus
 from continuum_connector.toolcalls import CUT, UNREAD, Asked, Ending, ToolReader, asked_of
 
 DONE = Asked(Ending.ANSWER)  # what a last turn asks for: nothing
+MAY_ASK_AGAIN = "the client went away, and may ask again: pinned as what it went on from"
 
 
 class Decider:
@@ -281,6 +282,9 @@ class Decisions:
         """
         snapshot = self._snapshots.take(now)
         finished, choice = self._decider.decide(turn, request, blocks, end, snapshot)
+        taken = turn.came_for if finished.aborted and turn.taken and blocks else None
+        if taken is not None and isinstance(choice.decision, Free):
+            choice = replace(choice, decision=_again(taken), reason=MAY_ASK_AGAIN)
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         key = turn.program.key
         if stores(choice.decision) and not self._store(turn, request, blocks, now):
@@ -324,6 +328,13 @@ class Decisions:
             # Such a pin would push out every other pin before it gave way itself.
             return without_pin(choice, "larger than max_pinned_fraction of VRAM")
         return choice
+
+
+def _again(taken: LivePin) -> Pin:
+    """The pin of a turn whose client went away: as long, and worth as much, as the one that it took
+    over, as far as the policy wanted that."""
+    own_s = min(taken.asked_from, taken.deadline) - taken.started
+    return Pin(max(0.0, own_s), value=taken.rank[0])
 
 
 class Snapshots:

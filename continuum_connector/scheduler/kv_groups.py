@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol
@@ -49,7 +49,7 @@ class HitRule(Protocol):
     def give_way(self) -> None: ...
     def count_spare(self) -> int: ...
     def take_kept(
-        self, request: Any, prompts_end: int
+        self, request: Any, also: Iterable[int]
     ) -> Sequence[tuple[Sequence[int], Sequence[Any]]]: ...
     def give_up_spare(self, requests: Mapping[str, Any]) -> bool: ...
     def waits_for_step(self, found: Any) -> bool: ...
@@ -226,6 +226,11 @@ class KvGroups:
         prompt, in tokens. Tokens that a lookup drops for draft models are left out."""
         return max(0, self.last_end(request.num_prompt_tokens - self.num_proof_tokens))
 
+    def departs_at(self, request: Any, num_found: int) -> int:
+        """Where this request's prompt departed from what others had left, in tokens, if it found
+        `num_found`. vLLM keeps windows and states there, if more of full attention was found."""
+        return max(num_found, getattr(request, "shared_prefix_boundary", 0))
+
     @property
     def are_simple(self) -> bool:
         """Whether a hit needs every block before its end, and nothing else."""
@@ -244,22 +249,21 @@ class KvGroups:
         self,
         tables: Sequence[Sequence[Any]],
         request: Any,
-        needs_prompt: bool = False,
+        also: Iterable[int] = (),
         known: ChainBlocks = NO_BLOCKS,
     ) -> ChainBlocks:
         """Return the blocks of a finished turn that the next one will hit. Once per turn, because
         the rule hashes what the turn kept for that hit, and forgets the turn.
 
         `tables`: the turn's blocks per group; if there are none, it computed nothing to keep.
-        `needs_prompt`: also return what a hit at the prompt's end needs. `known`: see
+        `also`: ends of shorter hits, in tokens, whose blocks are returned, too. `known`: see
         `hashed_blocks`.
         """
         if self.rule is None:
             return self.hashed_blocks(tables, request.block_hashes, known)
         if not any(tables):
             return NO_BLOCKS
-        end = self.prompts_end(request) if needs_prompt else 0
-        kept = self.rule.take_kept(request, end)
+        kept = self.rule.take_kept(request, also)
         return ChainBlocks.of([(ends, each, list(map(self._key_of, each))) for ends, each in kept])
 
     def hashed_blocks(

@@ -325,9 +325,9 @@ class SchedulerSide:
         end: TurnEnd,
         now: float,
     ) -> dict[str, Any] | None:
-        blocks = self._kept(turn, request, tables)
         if end is TurnEnd.ABORTED and not self._reader.went_away(request):
             end = TurnEnd.STOP
+        blocks = self._kept(turn, request, tables, end)
         # Others of its program may have ended since its arrival.
         text = PromptText(request.prompt_token_ids)
         turn.is_stray = strays(turn.program, turn.identity, request.block_hashes, text)
@@ -368,13 +368,19 @@ class SchedulerSide:
             self.steps.fell_silent(absence, now)
         return True
 
-    def _kept(self, turn: Turn, request: Any, tables: Sequence[Sequence[Any]]) -> ChainBlocks:
+    def _kept(
+        self, turn: Turn, request: Any, tables: Sequence[Sequence[Any]], end: TurnEnd
+    ) -> ChainBlocks:
         """The blocks of the turn that may be kept. None may, if some of them may be KV of other
         weights, or if a lookup by hash may find such blocks in their place."""
         is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
-        needs_prompt = self._answers.are_altered(turn.program)
+        also = []
+        if end is TurnEnd.ABORTED or self._answers.are_altered(turn.program):
+            also.append(self.groups.prompts_end(request))
+        if turn.program.departs(turn.since, request.block_hashes):
+            also.append(self.groups.departs_at(request, turn.num_found))
         # Called even if nothing may be kept, because it makes the rule forget the turn.
-        blocks = self.groups.take_kept(tables, request, needs_prompt, turn.taken)
+        blocks = self.groups.take_kept(tables, request, also, turn.taken)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
 
     def _note_kept(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
@@ -106,13 +106,13 @@ class HitRule:
         self.gives_way = True
 
     # --- at the end of a turn ---------------------------------------------------------
-    def take_kept(self, request: Any, prompts_end: int) -> list[tuple[list[int], list[Any]]]:
+    def take_kept(self, request: Any, also: Iterable[int]) -> list[tuple[list[int], list[Any]]]:
         """The turn is over: let vLLM hash what it kept for the next one, and forget it. Return, for
         each KV group, where the blocks that the next turn will hit end (in tokens, ascending), and
         the blocks. They may have left the request already and lie in the free queue with their
         hash. The cost grows with the hit.
 
-        `prompts_end`: in tokens; what a hit there needs is returned, too, as far as it exists.
+        `also`: in tokens; what hits that end there need is returned, too, as far as it exists.
         """
         self._forget(request.request_id)
         hashes, limit = request.block_hashes, request.num_tokens
@@ -133,8 +133,9 @@ class HitRule:
             if proof is not None and proof not in blocks[-1:]:
                 ends.append(end)
                 blocks.append(proof)
-        if 0 < prompts_end < hit:
-            self._add_hit(kept, hashes, prompts_end)
+        for end in also:
+            if 0 < end < hit:
+                self._add_hit(kept, hashes, end)
         return kept
 
     def _add_hit(self, kept: list[Any], hashes: Sequence[Any], hit: int) -> None:

@@ -65,10 +65,11 @@ def whole(engine: Engine, num_tokens: int) -> int:
     return int((num_tokens - 1) // size * size)
 
 
-def others_take_the_pool(engine: Engine, seed: int = 90) -> None:
+def others_take_the_pool(engine: Engine, seed: int = 90, num_tokens: int = 900) -> None:
     """Foreign programs that end, one after the other: what is free has been theirs afterwards."""
     for i in range(4):
-        engine.add(f"x{seed + i}", 900, max_tokens=2, seed=seed + i, program=f"x{seed}", final=True)
+        name = f"x{seed + i}"
+        engine.add(name, num_tokens, max_tokens=2, seed=seed + i, program=f"x{seed}", final=True)
         engine.run_until_idle()
 
 

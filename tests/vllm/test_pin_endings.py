@@ -10,7 +10,7 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.v1.request import Request
 
 from continuum_connector.toolcalls import ToolReader
-from tests.vllm.agents import AgentEngine
+from tests.vllm.agents import AgentEngine, others_take_the_pool, whole
 from tests.vllm.harness import prompt
 
 MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
@@ -125,6 +125,35 @@ def test_a_turn_whose_client_went_away_is_freed(async_scheduling: bool, when: st
     engine.run_until_idle()
     assert (engine.usage(), engine.num_pins(), engine.ends()) == (0, 0, {})
     assert engine.total("decisions", "free") == 1
+
+
+@MODES
+@GROUPS
+@pytest.mark.parametrize("when", ["prefill", "decode"])
+def test_a_turn_whose_client_went_away_gives_back_the_pin_that_it_took(
+    async_scheduling: bool, groups: str, when: str
+) -> None:
+    """A client that waited for too long asks again, and others take what room there is meanwhile.
+    If it does not, the pin lasts once more as long as it did."""
+    engine = AgentEngine(
+        150, async_scheduling=async_scheduling, groups=groups, max_num_batched_tokens=64
+    )
+    engine.run_turn("a", 200, program="p")
+    tokens = engine.next_prompt("a", 100)
+    for name in ("b", "c"):
+        engine.add(name, tokens, max_tokens=50, program="p")
+        engine.steps({"prefill": 2, "decode": 30}[when])
+        engine.abort(name)
+        others_take_the_pool(engine, num_tokens=600)
+    assert engine.num_pins() == 1
+    engine.run_turn("again", tokens, max_tokens=2, program="p")
+    assert sum(engine.cached["again"]) >= (whole(engine, 300) if when == "decode" else 208)
+    engine.add("d", engine.next_prompt("again", 20), max_tokens=50, program="p")
+    engine.steps(3)
+    engine.abort("d")
+    engine.clock.advance(TTL_S)
+    engine.run_until_idle()
+    assert (engine.usage(), engine.ends()["expired"]) == (0, 1)
 
 
 @MODES

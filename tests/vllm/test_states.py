@@ -14,7 +14,7 @@ from continuum_connector.scheduler.kv_groups import FULL, STATE, WINDOW, KvGroup
 from tests.vllm.agents import AgentEngine, others_take_the_pool, play_under_pressure, whole
 from tests.vllm.drafts import drafts_read
 from tests.vllm.harness import Engine, prompt
-from tests.vllm.tiering import MODES, answers_as_without_a_tier
+from tests.vllm.tiering import MODES, answers_as_without_a_tier, park, run_turn, tiered
 
 KINDS = pytest.mark.parametrize("groups", ["state", "chunked", "hybrid", "mixed"])
 # As servers have it, and every block hashed.
@@ -52,6 +52,35 @@ def test_under_pressure_the_next_turn_hits_prompt_and_answer(
 ) -> None:
     engine = engine_of(groups, async_scheduling=async_scheduling, cache=cache)
     play_under_pressure(engine, answer)
+    assert answers_as_without_a_tier(engine)
+
+
+@MODES
+@pytest.mark.parametrize("groups", ["state", "hybrid"])
+@pytest.mark.parametrize("grows", [False, True], ids=["questions of a text", "reminders"])
+@pytest.mark.parametrize("num_slots", [0, 400], ids=["vram", "dram"])
+def test_who_departs_from_each_prompt_finds_where_it_departed(
+    async_scheduling: bool, groups: str, grows: bool, num_slots: int
+) -> None:
+    """It asks one question after the other of a text, or each of its requests ends in a reminder
+    that the next one lacks. vLLM keeps a state where a prompt departs from one before."""
+    if num_slots:
+        engine: Any = tiered(groups=groups, async_scheduling=async_scheduling)
+    else:
+        engine = engine_of(groups, async_scheduling=async_scheduling)
+    history, ends = prompt(300), []
+    for number in range(3):
+        name, tokens = f"a{number}", [*history, *prompt(40, seed=50 + number)]
+        run_turn(engine, name, tokens, program="p")
+        ends.append(whole(engine, len(history) + 1))
+        if grows:
+            history += [*engine.outputs[name], *prompt(32, seed=70 + number)]
+        if not num_slots:
+            others_take_the_pool(engine, seed=90 + 20 * number)
+            others_take_the_pool(engine, seed=100 + 20 * number)
+        elif number:
+            park(engine)
+    assert sum(engine.cached["a2"]) == ends[0]
     assert answers_as_without_a_tier(engine)
 
 
