@@ -143,9 +143,10 @@ class Decider:
 
     def worth_now(self, pin: LivePin, now: float) -> float:
         """Return what a pin is worth now, given that its program has not returned yet: 0 for a
-        question, so that no turn waits for the room of one, and for a program that is forgotten."""
-        is_forgotten = not pin.is_returning and self.away.absence_of(pin.program) is None
-        if is_forgotten or self.away.is_question(pin.program, pin.started):
+        question, so that no turn waits for the room of one, and where nothing of its program is
+        awaited: it is forgotten, or has gone on from elsewhere."""
+        is_awaited = pin.is_returning or self.away.absence_of(pin.program) is not None
+        if not is_awaited or self.away.is_question(pin.program, pin.started):
             return min(pin.rank[0], 0.0)
         gap = self.away.forecast_since(pin.program, pin.started)
         if gap is None or not 0.0 < pin.rank[0] < math.inf:
