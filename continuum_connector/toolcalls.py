@@ -350,29 +350,33 @@ MAX_COMMANDS, MAX_HEREDOCS = 32, 4  # read of one script, of one line
 MAX_WORDS = 256  # words, redirections and separators; each costs a microsecond
 # Such as functions.bash:0.
 _TOOL_NAME = re.compile(r"(?:functions?[.:])?([A-Za-z_./][\w.+\-/@:]*?)(?::\d+)?")
-_WORD = r"""(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$\(\([^()]*\)\)|'[^']*'?|"(?:[^"\\]+|\\.)*"?|\\.)+"""
+_WORD = (  # $((1 + 2)) and ((1 < 2)), all=(a b)
+    r"""(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$?\(\([^()]*\)\)|(?<==)\([^()]*\)"""
+    r"""|'[^']*'?|"(?:[^"\\]+|\\.)*"?|\\.)+"""
+)
 _SHELL_TOKEN = re.compile(
     rf"""(?:[ \t\r]+|\\\n|\#[^\n]*)*
-         (?: <<-?[ \t]*['"\\]?(?P<heredoc>\w+)['"]?
+         (?: <<-?[ \t]*['"\\]?(?P<heredoc>[\w.\-]+)['"]?
            | [\d&]?(?:<<<|[<>]>?[&|]?)[ \t]*(?:{_WORD})?  # a redirection and its target
-           | (?P<end>[\n;&()`]|\|[|&]?)
            | (?P<word>{_WORD})
+           | (?P<end>[\n;&()`]|\|[|&]?)
            | . | \Z )""",
     re.VERBOSE | re.DOTALL,
 )
 _QUOTES = re.compile(r"'([^']*)'?|\"((?:[^\"\\]+|\\.)*)\"?|\\(.)", re.DOTALL)
 
 _SHELLS = "bash|sh|zsh|dash|ash"
-_RUNNERS = "uv|poetry|pipenv|pdm|hatch|rye|conda|mamba|bundle"  # uv run x
+_RUNNERS = "uv|poetry|pipenv|pdm|hatch|rye|conda|(?:micro)?mamba|bundle"  # uv run x
 _WRAPPERS = (
-    "sudo|env|g?timeout|time|nice|ionice|stdbuf|xargs|nohup|setsid|command|builtin|exec|npx|uvx"
+    "sudo|doas|env|g?timeout|time|nice|ionice|taskset|stdbuf|unbuffer|xargs|nohup|setsid|command|"
+    "builtin|exec|npx|bunx|uvx"
 )
 _WITH_VALUE = (  # those of their options whose value may be no number
     "-[ugCUsSkfoIda]|--(?:signal|kill-after|package|from|with|name|python|extra|group|project)"
 )
 _INSTANT = (
     r"cd|pushd|popd|source|\.|export|set|unset|shopt|alias|true|false|:|ulimit|umask|trap|local|"
-    "declare|readonly|echo|printf|test|exit|return|break|continue|mkdir|touch|pwd|clear"
+    "declare|readonly|read|let|echo|printf|test|exit|return|break|continue|mkdir|touch|pwd|clear"
 )
 # After a pipe, these take as long as what feeds them.
 _FILTERS = "head|tail|[ef]?grep|rg|sed|awk|sort|uniq|wc|cut|tr|tee|cat|less|more|jq"
@@ -384,7 +388,7 @@ _COMMAND = re.compile(
              (?:(?:{_WITH_VALUE}|(?(runner)-[np]|(?!)))\0[^\0]*\0|[-$\d][^\0]*\0)* )*
          (?: (?P<instead>for|case|select|fi|done|esac|function)\0
            | (?:[^\0]*/)?(?:eval|(?:{_SHELLS})\0(?:[^\0]*\0){{0,2}}?-[a-z]*c)\0(?P<script>[^\0]+)
-           | (?:(?:[^\0]*/)?python[\d.]*\0(?:[^\0]*\0)?-m\0)?(?:[^\0]*/)?
+           | (?:(?:[^\0]*/)?python[\d.]*\0(?:-[WX]\0[^\0]*\0|-[^\0]*\0)*?-m\0)?(?:[^\0]*/)?
              (?P<name> (?P<instant>{_INSTANT})(?=\0) | (?P<filter>{_FILTERS})(?=\0)
                      | (?:python|pip|pypy)(?=[\d.]+\0) | [^\0]* ) )""",
     re.VERBOSE,
@@ -450,7 +454,7 @@ def _commands(script: str) -> Iterator[tuple[str, bool]]:
         if kind == "word":
             line += _QUOTES.sub(lambda each: each[1] or each[2] or each[3] or "", text) + "\0"
         elif kind == "heredoc":
-            heredocs.append(text)
+            heredocs.append(re.escape(text))
         elif kind == "end":
             if line:
                 yield line, is_piped
