@@ -606,15 +606,18 @@ class ToolReader:
         """
         tail, kinds = list(output_token_ids[-self._num_tail :]), self._kinds
         marks = "".join([kinds.get(token, ".") for token in tail])
-        begin = max(marks.rfind("s") + 1, marks.rfind("m"))
+        begin = max(marks.rfind("m"), *(each.end() for each in _SPOKE.finditer(marks)), 0)
         if first := re.compile("[tc]").search(marks, begin):
             return tail[first.start() :], False, False
         is_longer = len(output_token_ids) > len(tail)
-        if is_longer and marks.find("e", begin) >= 0:  # of a call that begins before the tail
-            earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)])
-            call = "".join([kinds.get(token, ".") for token in earlier]).rfind("c")
-            if call >= 0:
-                return (earlier[call:] + tail)[:HEAD_TOKENS], True, False
+        ends = "e" in marks[begin:]
+        earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)]) if is_longer else []
+        # A call that begins before the tail, and ends in it or, as Mistral's, with the turn.
+        if (ends or not begin) and not frozenset(kinds).isdisjoint(earlier):
+            before = "".join([kinds.get(token, ".") for token in earlier])
+            call = before.rfind("c")
+            if call >= 0 and (ends or not re.search("[tsem]", before[call:])):
+                return (earlier[call:] + tail)[:HEAD_TOKENS], ends, False
         return tail[begin:], False, is_longer and begin == 0
 
     def _not_read(self, reason: str) -> Asked:
@@ -650,6 +653,7 @@ class ToolReader:
 
 
 KINDS = {"call": BEGINNINGS, "end": ENDS, "think": THINKING, "speak": THINKING.values()}
+_SPOKE = re.compile("s(?![^c]*e)")  # not in a call's arguments
 MESSAGE, CHANNEL = "<|start|>", "<|channel|>"  # harmony's messages begin; only it has both
 
 
