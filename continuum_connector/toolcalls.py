@@ -84,16 +84,19 @@ VALUE_MARKERS = (  # names and arguments are in the values that follow
 )
 _TAGS = "|".join(re.escape(marker[1:]) for marker in VALUE_MARKERS if marker[0] == "<")
 DEEPSEEK, KIMI, _SEP = "<｜tool▁call▁begin｜>", "<|tool_call_begin|>", "<｜tool▁sep｜>"
-BEGINNINGS = (*VALUE_MARKERS, DEEPSEEK, KIMI, "<|tool_call>call:", "=functions.")
+BEGINNINGS = (
+    *(*VALUE_MARKERS, DEEPSEEK, KIMI, "=functions."),
+    *("<|tool_call>", "<start_function_call>", "<minimax:tool_call>", "<seed:tool_call>"),
+)
 ENDS = ("</tool_call>", "<｜tool▁call▁end｜>", "<|tool_call_end|>")
 # attempt_completion and ask_followup_question are left out, because they speak to a person.
 AGENT_TOOLS = (
     "execute_command|read_file|write_to_file|replace_in_file|apply_diff|insert_content|"
     "search_and_replace|search_files|list_files|list_code_definition_names|codebase_search|"
     "browser_action|use_mcp_tool|access_mcp_resource|fetch_instructions|new_task|switch_mode|"
-    "web_fetch"
+    "web_fetch|update_todo_list|generate_image|edit_file"
 )
-_NO_TOOL = "(?:self|user|commentary|developer)"  # to whom Muse thinks and speaks
+_NO_TOOL = "(?:self|user|commentary|developer|assistant)"  # to whom Muse thinks and speaks
 _TO = rf"=(?<=\sto=)(?!{_NO_TOOL}\b){_NAME}(?=(?:\s[^<]{{0,64}})?<)[^<]{{0,64}}"
 # What begins a call, with a first letter to look for; and the file of tests/unit/tool_outputs that
 # has a witness. If there is a name in it, arguments follow, else values.
@@ -104,15 +107,15 @@ FORMATS = {
     rf"\[TOOL_CALLS\]{_S}{_NAME}(?:\[CALL_ID\]\w*)?(?:\[ARGS\]|{_S}(?={{))": "mistral",
     # V3 and R1, with JSON in a fence, and V3.1
     rf"{DEEPSEEK}(?:function{_SEP}|(?!function<)){_NAME}(?:{_SEP}|\n```json)": "deepseek",
-    rf"{re.escape(KIMI)}{_S}{_NAME}<\|tool_call_argument_begin\|>": "kimi",
-    rf"<(?:\|tool_call|start_function_call)>call:{_NAME}(?={{)": "agents",  # Gemma, FunctionGemma
+    rf"{re.escape(KIMI)}{_S}{_NAME}{_S}<\|tool_call_argument_begin\|>": "kimi",
+    rf"<(?:\|tool_call|start_function_call)>(?:call)?:{_NAME}(?={{)": "agents",  # Gemma
     r"<\|(python)_tag\|>": "llama",  # its code interpreter
     # gpt-oss and Muse, whose messages are calls if they have a recipient
     rf"{_TO}(?:<\|(?:channel|constrain)\|>[^<]{{0,64}}){{0,2}}<\|message\|>": "harmony",
     # Qwen3-Coder, Llama 3.1: <function=name>; Anthropic, MiniMax, DeepSeek V3.2: <invoke name="x">
     rf"<{_PRE}(?:(?:function|invoke){_S}name|function){_S}={_S}{_NAME}{_S}>": "xml_invoke",
-    rf"<tool_call>{_S}{_NAME}(?={_S}<)": "glm",
-    rf"<\|open\|>call{_S}{_ANY}tool={_NAME}{_ANY}<\|sep\|>": "other_markers",  # Kimi K3
+    rf"<tool_call>{_S}{_NAME}(?={_S}<(?:arg_key|tool_sep|/tool_call)>)": "glm",
+    rf"<\|open\|>call{_S}{_ANY}tool={_NAME}(?=[\s<]){_ANY}<\|sep\|>": "other_markers",  # Kimi K3
     rf"<({AGENT_TOOLS})>(?={_S}<[a-z_]{{1,64}}>)": "agents",  # Cline, Roo Code
 }
 # Without any of these: JSON at a line's beginning; ReAct; Python calls, and nothing behind them.
@@ -131,7 +134,7 @@ _UNMARKED = _any(*UNMARKED)
 _PARAMETER, _INVOKE_END = f"{_PRE}param(?:eter)?", f"</{_PRE}(?:invoke|function)>"
 _MEMBER = re.compile(
     rf"""<(?: {_PARAMETER}(?:{_S}name)?{_S}={_S} | arg_key> | \|open\|>argument{_S}{_ANY}key=
-           | (?=(?!tool_sep)[a-z_]+>) )["']?(?P<key>[^"'<>\n]{{1,128}})["']?
+           | (?=(?!tool_sep)[a-z_]+>) )["']?(?P<key>[^"'<>\n]{{1,128}}(?=["'<>]))["']?
          (?: {_ANY}(?:<\|sep\|)?> | </arg_key>{_S}(?:<arg_type>{_ANY}</arg_type>{_S})?<arg_value> )
          (?P<value>[^<]*(?:<(?!/(?:{_PARAMETER}|arg_value|(?P=key))>|\|close\|>argument<)[^<]*)*)
        | {_INVOKE_END} | </(?:tool_call|{AGENT_TOOLS})> | <\|close\|>call< | \nObservation
@@ -140,7 +143,7 @@ _MEMBER = re.compile(
 )
 # A call whose name comes after the end of the text; one that began before the text, or its fence.
 _BEGUN = _any(*map(re.escape, BEGINNINGS))
-_UNNAMED = re.compile(r"\s{0,64}(?:[\[{]|[^\s`]{0,128}\s{0,8}\Z)")
+_UNNAMED = re.compile(r"\s{0,64}(?:[\[{][^\]}]*|[^\s`]{0,128}\s{0,8})\Z")
 _LONE_FENCE = r"(?P<block>\n```\s{0,64}(?:<[^>\n]{1,32}>\s{0,8})?\Z)"
 _ENDED = _any(*map(re.escape, ENDS), _INVOKE_END, r"<\|call\|>", _LONE_FENCE)
 
@@ -154,7 +157,8 @@ _TOKEN = re.compile(
 )
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _NEXT = re.compile(rf"[\s;,]{{0,64}}{_VALUE}")
-NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters", "args")
+NAMES = ("name", "tool_name", "action")  # LangChain's
+ARGUMENTS = ("arguments", "parameters", "args", "action_input")
 
 
 def read_value(text: str, at: int) -> tuple[Any, int, bool]:
@@ -223,17 +227,18 @@ def _calls_in(value: Any, is_whole: bool, sure: bool) -> list[Call]:
     if isinstance(value, list):
         return [call for item in value[:MAX_CALLS] for call in _calls_in(item, is_whole, sure)]
     members = value if isinstance(value, dict) else {}
-    if isinstance(members.get("commands"), list):  # typed into Terminal-Bench's terminal
-        items = [item for item in members["commands"] if isinstance(item, dict)]
+    items = members.get("commands")  # typed into Terminal-Bench's terminal
+    if isinstance(items, list) and all(isinstance(item, dict) for item in items):
         waits = any(str(item.get("duration"))[:1] in "123456789" for item in items)
         if waits or not (items or members.get("task_complete") == "true"):  # it is left alone
             items.append({"keystrokes": "sleep"})
         return [("", item, is_whole) for item in items]
-    name = next((members[key] for key in NAMES if isinstance(members.get(key), str)), None)
+    name = next(filter(clean_name, map(members.get, NAMES)), None)
     if name is None:  # perhaps {"get_weather": {"city": ...}}, as Apertus writes it
         sole = members.items() if sure and len(members) == 1 else ()
         return [(key, given, is_whole) for key, given in sole if isinstance(given, dict)]
-    given = [members[key] for key in ARGUMENTS if key in members] + ([members] if sure else [])
+    given = [members[key] for key in ARGUMENTS if not isinstance(members.get(key, []), list)]
+    given += [members] if sure else []
     if given and isinstance(given[0], str) and given[0].lstrip()[:1] == "{":
         given[0] = read_value(given[0], 0)[0]  # OpenAI's are JSON in a string
     return [(name, each, is_whole) for each in given[:1]]
@@ -249,6 +254,7 @@ THINKING = {
     "<|open|>think<|sep|>": "<|close|>think<|sep|>",
     "<|content_thinking|>": "<|content_text|>",
     "<|channel|>analysis<|message|>": "<|end|><|start|>",
+    "to=self<|message|>": "<|eom|><|start|>",
 }
 # A call ends the thinking where it does in vLLM (vllm/parser/qwen3.py, glm47_moe.py, mistral.py,
 # minimax_m2.py, kimi_k2.py, seed_oss.py, deepseek_v4.py). Its other parsers go on thinking.
@@ -256,20 +262,31 @@ _ENDING_CALL = re.compile(
     r"<(?:minimax:|seed:)?tool_call>|\[TOOL_CALLS\]|<\|tool_calls_section_begin\|>"
     r"|<｜DSML｜(?:tool_| )calls>|<\|content_invoke_tool_json\|>"
 )
-# Hunyuan writes <tool_call:6124c78e> and <arg_key:6124c78e>, K2 Horizon <ifm|tool_call>.
+# Hunyuan writes <tool_call:6124c78e> and <arg_key:6124c78e>, K2 Horizon <ifm|tool_call>, MiniMax M3
+# <mm:think> and ]<]minimax[>[<tool_call>.
 DECORATED = re.compile(
-    r"<(/?)(?:ifm\|(\w{1,16})|(think|tool_calls?|arg_(?:key|value)):[^\s<>]{1,16})>"
+    r"<(/?)(?:(?:ifm\||mm:)(\w{1,16})|(think|tool_calls?|arg_(?:key|value)):[^\s<>]{1,16})>"
 )
+
+
+def _begins_before(text: str, at: int) -> bool:
+    return (first := _MARKED.search(text)) is not None and first.start() < at
 
 
 def spoken(text: str) -> tuple[str, bool]:
     """What follows the thinking, and whether the text ends inside it: then, from the first call on
     that may have ended it, which counts only if it is finished, as the model may only be thinking
     about it. The opening tag is not needed: chat templates often put it into the prompt."""
-    closed = [text.rfind(tag) + len(tag) for tag in THINKING.values() if tag in text]
-    said = text[max(closed, default=0) :]
+    said, end = text, len(text)
+    for _ in range(MAX_TRIES):
+        closed = [(text.rfind(tag, 0, end), tag) for tag in THINKING.values() if tag in text]
+        begin = max([at + len(tag) for at, tag in closed if at >= 0], default=0)
+        said, end = text[begin:], begin - 1
+        ended = _ENDED.search(said) if begin else None
+        if ended is None or ended.lastgroup or _begins_before(said, ended.start()):
+            break  # else the tag is in the arguments of a call that ends behind it
     opened = [said.find(tag) + len(tag) for tag in THINKING if tag in said]
-    if not opened:
+    if not opened or _begins_before(said, min(opened)):
         return said, False
     call = _ENDING_CALL.search(said, min(opened))
     return said[call.start() :] if call else "", True
@@ -291,7 +308,7 @@ def parse(text: str, *, truncated: bool = False, headless: bool = False) -> Aske
     """
     if len(text) > MAX_CHARS:
         text, headless = text[-MAX_CHARS:], True
-    aloud, in_thinking = spoken(DECORATED.sub(r"<\1\2\3>", text))
+    aloud, in_thinking = spoken(DECORATED.sub(r"<\1\2\3>", text.replace("]<]minimax[>[", "")))
     truncated = truncated or in_thinking
     calls, blocks = _calls(aloud)
     calls = calls or blocks or _unmarked("\n" + aloud)
@@ -350,29 +367,33 @@ MAX_COMMANDS, MAX_HEREDOCS = 32, 4  # read of one script, of one line
 MAX_WORDS = 256  # words, redirections and separators; each costs a microsecond
 # Such as functions.bash:0.
 _TOOL_NAME = re.compile(r"(?:functions?[.:])?([A-Za-z_./][\w.+\-/@:]*?)(?::\d+)?")
-_WORD = r"""(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$\(\([^()]*\)\)|'[^']*'?|"(?:[^"\\]+|\\.)*"?|\\.)+"""
+_WORD = (  # $((1 + 2)) and ((1 < 2)), all=(a b)
+    r"""(?:[^\s'"\\;&|<>()`$]+|\$(?!\()|\$?\(\([^()]*\)\)|(?<==)\([^()]*\)"""
+    r"""|'[^']*'?|"(?:[^"\\]+|\\.)*"?|\\.)+"""
+)
 _SHELL_TOKEN = re.compile(
     rf"""(?:[ \t\r]+|\\\n|\#[^\n]*)*
-         (?: <<-?[ \t]*['"\\]?(?P<heredoc>\w+)['"]?
+         (?: <<-?[ \t]*['"\\]?(?P<heredoc>[\w.\-]+)['"]?
            | [\d&]?(?:<<<|[<>]>?[&|]?)[ \t]*(?:{_WORD})?  # a redirection and its target
-           | (?P<end>[\n;&()`]|\|[|&]?)
            | (?P<word>{_WORD})
+           | (?P<end>[\n;&()`]|\|[|&]?)
            | . | \Z )""",
     re.VERBOSE | re.DOTALL,
 )
 _QUOTES = re.compile(r"'([^']*)'?|\"((?:[^\"\\]+|\\.)*)\"?|\\(.)", re.DOTALL)
 
 _SHELLS = "bash|sh|zsh|dash|ash"
-_RUNNERS = "uv|poetry|pipenv|pdm|hatch|rye|conda|mamba|bundle"  # uv run x
+_RUNNERS = "uv|poetry|pipenv|pdm|hatch|rye|conda|(?:micro)?mamba|bundle"  # uv run x
 _WRAPPERS = (
-    "sudo|env|g?timeout|time|nice|ionice|stdbuf|xargs|nohup|setsid|command|builtin|exec|npx|uvx"
+    "sudo|doas|env|g?timeout|time|nice|ionice|taskset|stdbuf|unbuffer|xargs|nohup|setsid|command|"
+    "builtin|exec|npx|bunx|uvx"
 )
 _WITH_VALUE = (  # those of their options whose value may be no number
     "-[ugCUsSkfoIda]|--(?:signal|kill-after|package|from|with|name|python|extra|group|project)"
 )
 _INSTANT = (
     r"cd|pushd|popd|source|\.|export|set|unset|shopt|alias|true|false|:|ulimit|umask|trap|local|"
-    "declare|readonly|echo|printf|test|exit|return|break|continue|mkdir|touch|pwd|clear"
+    "declare|readonly|read|let|echo|printf|test|exit|return|break|continue|mkdir|touch|pwd|clear"
 )
 # After a pipe, these take as long as what feeds them.
 _FILTERS = "head|tail|[ef]?grep|rg|sed|awk|sort|uniq|wc|cut|tr|tee|cat|less|more|jq"
@@ -384,7 +405,7 @@ _COMMAND = re.compile(
              (?:(?:{_WITH_VALUE}|(?(runner)-[np]|(?!)))\0[^\0]*\0|[-$\d][^\0]*\0)* )*
          (?: (?P<instead>for|case|select|fi|done|esac|function)\0
            | (?:[^\0]*/)?(?:eval|(?:{_SHELLS})\0(?:[^\0]*\0){{0,2}}?-[a-z]*c)\0(?P<script>[^\0]+)
-           | (?:(?:[^\0]*/)?python[\d.]*\0(?:[^\0]*\0)?-m\0)?(?:[^\0]*/)?
+           | (?:(?:[^\0]*/)?python[\d.]*\0(?:-[WX]\0[^\0]*\0|-[^\0]*\0)*?-m\0)?(?:[^\0]*/)?
              (?P<name> (?P<instant>{_INSTANT})(?=\0) | (?P<filter>{_FILTERS})(?=\0)
                      | (?:python|pip|pypy)(?=[\d.]+\0) | [^\0]* ) )""",
     re.VERBOSE,
@@ -403,7 +424,7 @@ def what_runs(name: str, arguments: object) -> tuple[list[str], bool]:
     if isinstance(arguments, dict):
         if name == "use_mcp_tool":  # Cline
             name = clean_name(arguments.get("tool_name"))
-        if "edit" not in name and not NO_SHELL_KEYS & arguments.keys():
+        if not re.search("edit|track", name) and not NO_SHELL_KEYS & arguments.keys():
             script = next((arguments[key] for key in SCRIPT_KEYS if key in arguments), None)
     elif re.fullmatch(f"{_SHELLS}|shell|terminal", name.lower()):
         script = arguments
@@ -450,7 +471,7 @@ def _commands(script: str) -> Iterator[tuple[str, bool]]:
         if kind == "word":
             line += _QUOTES.sub(lambda each: each[1] or each[2] or each[3] or "", text) + "\0"
         elif kind == "heredoc":
-            heredocs.append(text)
+            heredocs.append(re.escape(text))
         elif kind == "end":
             if line:
                 yield line, is_piped
@@ -585,15 +606,18 @@ class ToolReader:
         """
         tail, kinds = list(output_token_ids[-self._num_tail :]), self._kinds
         marks = "".join([kinds.get(token, ".") for token in tail])
-        begin = max(marks.rfind("s") + 1, marks.rfind("m"))
+        begin = max(marks.rfind("m"), *(each.end() for each in _SPOKE.finditer(marks)), 0)
         if first := re.compile("[tc]").search(marks, begin):
             return tail[first.start() :], False, False
         is_longer = len(output_token_ids) > len(tail)
-        if is_longer and marks.find("e", begin) >= 0:  # of a call that begins before the tail
-            earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)])
-            call = "".join([kinds.get(token, ".") for token in earlier]).rfind("c")
-            if call >= 0:
-                return (earlier[call:] + tail)[:HEAD_TOKENS], True, False
+        ends = "e" in marks[begin:]
+        earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)]) if is_longer else []
+        # A call that begins before the tail, and ends in it or, as Mistral's, with the turn.
+        if (ends or not begin) and not frozenset(kinds).isdisjoint(earlier):
+            before = "".join([kinds.get(token, ".") for token in earlier])
+            call = before.rfind("c")
+            if call >= 0 and (ends or not re.search("[tsem]", before[call:])):
+                return (earlier[call:] + tail)[:HEAD_TOKENS], ends, False
         return tail[begin:], False, is_longer and begin == 0
 
     def _not_read(self, reason: str) -> Asked:
@@ -629,6 +653,7 @@ class ToolReader:
 
 
 KINDS = {"call": BEGINNINGS, "end": ENDS, "think": THINKING, "speak": THINKING.values()}
+_SPOKE = re.compile("s(?![^c]*e)")  # not in a call's arguments
 MESSAGE, CHANNEL = "<|start|>", "<|channel|>"  # harmony's messages begin; only it has both
 
 

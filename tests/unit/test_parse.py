@@ -161,6 +161,17 @@ def test_the_time_is_linear_in_the_text(piece: str) -> None:
     assert time.thread_time() - begin_s < 0.04 * len(PREFIXES)
 
 
+@pytest.mark.parametrize("piece", ["<parameter={}`", "<|open|>call tool={} "])
+def test_a_long_word_before_a_missing_end_is_read_once(piece: str) -> None:
+    text = "<function=x>" + piece.format("a" * 126) * (MAX_CHARS // 140)
+    fastest_s = 1.0
+    for _ in range(5):
+        begin_s = time.thread_time()
+        parse(text)
+        fastest_s = min(fastest_s, time.thread_time() - begin_s)
+    assert fastest_s < 0.003
+
+
 def num_python_steps(text: str) -> int:
     """How many functions `parse` calls, Python's and C's: its work, on however busy a machine."""
     num_steps = 0

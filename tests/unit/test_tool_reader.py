@@ -119,6 +119,37 @@ def test_a_call_that_began_before_the_tail_is_found_by_its_id() -> None:
     assert reader.read(tokenizer.encode(endless)) == type(asked)(Ending.CALLS)
 
 
+@pytest.mark.parametrize(
+    ("marker", "begins", "ends"),
+    [
+        ("[TOOL_CALLS]", '[TOOL_CALLS]write[ARGS]{"text": "', '"}</s>'),
+        ("<|tool_call>", '<|tool_call>call:write{text:<|"|>', '<|"|>}<tool_call|>'),
+        ("<|START_ACTION|>", '<|START_ACTION|>[{"tool_name": "write", "args": {"a": "', '"}}]'),
+        ("<seed:tool_call>", "<seed:tool_call><function=write><parameter=text>", "</parameter>"),
+    ],
+)
+def test_a_call_whose_end_has_no_id_is_found_before_the_tail(
+    marker: str, begins: str, ends: str
+) -> None:
+    tokenizer = Letters({**SPECIAL, marker: 9007})
+    reader = loaded(tokenizer)
+    long = f"<think>{CALL}</think>Let me write. {begins}{'x' * 3000}{ends}"
+    assert reader.read(tokenizer.encode(long)).tools == ("write",)
+    assert reader.read(tokenizer.encode(long), truncated=True).ending is Ending.CUT
+    answer = f"<think>{long}</think>{'x' * 3000}"
+    assert reader.read(tokenizer.encode(answer)).ending is Ending.ANSWER
+
+
+def test_by_ids_the_end_of_thinking_in_the_arguments_is_none() -> None:
+    tokenizer = Letters(SPECIAL)
+    reader = loaded(tokenizer)
+    for size in (10, 3000):
+        text = f"{'x' * size}</think>"
+        call = f'<tool_call>{{"name": "write", "arguments": {{"text": "{text}"}}}}</tool_call>'
+        said = f"<think>so {CALL}</think>{call}"
+        assert reader.read(tokenizer.encode(said)).tools == ("write",)
+
+
 def test_a_long_call_that_was_only_thought_of_is_none() -> None:
     tokenizer = Letters(SPECIAL)
     reader = loaded(tokenizer)

@@ -51,6 +51,7 @@ SAMPLES = [
     ("deepseek_v32", "deepseek", "V3.2, after the thinking"),
     ("glm45", "glm", "pairs"),
     ("minimax_m2", "xml_invoke", "MiniMax"),
+    ("minimax_m3", "xml_invoke", "MiniMax M3"),
     ("phi4_mini_json", "other_markers", "Phi-4-mini"),
     ("granite", "other_markers", "Granite 3"),
     ("jamba", "other_markers", "Jamba, Hunyuan"),
@@ -74,6 +75,7 @@ SAMPLES = [
     ("inkling", "other_markers", "Inkling, where a call ends the thinking"),
     ("k2_horizon", "glm", "K2 Horizon, pairs"),
     ("kimi_k2", "kimi", "one call"),
+    ("kimi_k2", "kimi", "a space behind the name"),
     ("kimi_k3", "other_markers", "Kimi K3, two calls"),
     ("ling3", "glm", "pairs"),
     ("llama4_json", "llama", "bare JSON"),
@@ -107,7 +109,6 @@ WRITTEN_BY_OTHERS = {  # than the parsers that SAMPLES compares with
 UNREAD = {  # as docs/tool-calls.md says
     "beam": "no sample of it is known to us",
     "hf": "reads what a checkpoint's own template declares",
-    "minimax_m3": "tags named after the parameters",
     "plamo3": "special tokens of its own",
 }
 
