@@ -166,7 +166,8 @@ def load_config(
             key = name.removeprefix(ENV_PREFIX).lower()
             _known(key, f"environment variable {name}", environment=True)
             values[key] = _read(key, raw, name)
-    for key, raw in (extra or {}).items():
+    for name, raw in (extra or {}).items():
+        key = str(name)  # YAML and Python have keys that are no text
         if theirs := instead_of(key):
             said = shown(repr(raw))[:100]
             raise ConfigError(f"kv_connector_extra_config.{key} = {said} {theirs}")
@@ -185,7 +186,8 @@ def _known(key: str, where: str, environment: bool = False) -> None:
     if key in REMOVED:
         raise ConfigError(f"{shown(where)} was removed: {REMOVED[key]}")
     names = {known: ENV_PREFIX + known.upper() if environment else known for known in KNOBS}
-    close = difflib.get_close_matches(key, KNOBS, n=1)
+    like = key.lower().removeprefix(ENV_PREFIX.lower())
+    close = difflib.get_close_matches(like, KNOBS, n=1)
     close += [known for known in KNOBS if known.startswith(f"{key}_")]  # `dram` for `dram_bytes`
     known = ", ".join(sorted(names.values()))
     cure = f"did you mean `{names[close[0]]}`?" if close else f"known keys: {known}"
@@ -202,6 +204,8 @@ def _read(key: str, raw: Any, where: str) -> Any:
                 f"{where} = {raw!r} is not a size, so the {SIZES[key]} cannot be laid out; "
                 f'write bytes or a size such as "{"64GiB" if key == "dram_bytes" else "4MiB"}"'
             ) from error
+    if isinstance(raw, str) and key not in (*PATHS, "disk_path"):
+        raw = raw.encode(errors="backslashreplace").decode()  # a variable may hold any bytes
     default = ContinuumConfig.__struct_defaults__[ContinuumConfig.__struct_fields__.index(key)]
     if isinstance(raw, str) and isinstance(default, bool):
         flags = {"1": True, "true": True, "on": True, "yes": True}
@@ -218,7 +222,7 @@ def _convert(values: dict[str, Any]) -> ContinuumConfig:
     try:
         return msgspec.convert(values, ContinuumConfig, strict=False)
     except msgspec.ValidationError as error:
-        path = re.search(r"`\$\.(\w+)`", str(error))
+        path = re.search(r"`\$\.(\w+)", str(error))  # a list's item is `$.id_headers[...]`
         key = path[1] if path else "?"
         text = str(error).split(" - at ")[0]
         raise ConfigError(

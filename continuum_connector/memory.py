@@ -20,7 +20,7 @@ MIN_TIER_BYTES = 1024  # of DRAM or a disk: who writes 64 means 64GiB
 
 _UNITS = {"": 1, "b": 1}
 for _i, _u in enumerate("kmgt", start=1):
-    _UNITS |= {_u: 1024**_i, f"{_u}ib": 1024**_i, f"{_u}b": 1000**_i}
+    _UNITS |= {_u: 1024**_i, f"{_u}i": 1024**_i, f"{_u}ib": 1024**_i, f"{_u}b": 1000**_i}
 
 
 def parse_bytes(text: str) -> int:

@@ -3,8 +3,8 @@
     vllm serve MODEL ... --middleware continuum_connector.middleware.ProgramMiddleware
 
 Optional. vLLM parses a request into its own fields and drops the rest before a connector can
-see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`. On the four generating
-APIs this adds them as `kv_transfer_params.continuum`, which all four pass on (vLLM 0.26-0.33;
+see it: top-level `job_id`, agents' headers, `prompt_cache_key`, `metadata`. On the generating APIs
+this adds them as `kv_transfer_params.continuum`, which all of them pass on (vLLM 0.26-0.33;
 `vllm_xargs` does not survive /v1/messages before 0.29). What the client put there itself is never
 changed. A request that would fail on its way to vLLM's engine, and be answered with 500, is
 answered with 400 and a sentence. The middleware has no state: any number of API servers may run it.
@@ -43,7 +43,12 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Note = Callable[[str], None]
 
 MESSAGES_PATH = "/v1/messages"
-PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH})
+PATHS = frozenset(  # the last three: tokens in and out, SageMaker's, Cohere's
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH),
+        *("/inference/v1/generate", "/invocations", "/cohere/v2/chat"),
+    }
+)
 # A body that we read is walked once, in C, at 5 ms per MiB of the worst JSON, an eighth of what
 # vLLM's own parser takes. Python objects are built from parts of it; vLLM builds them from all:
 MAX_BODY_BYTES = 2**23  # longer bodies pass unread
@@ -174,7 +179,8 @@ class _RewrittenBody:
 # C, and no objects are built from it.
 _FIELDS = (
     *("job_id", "program_id", "is_last_step", "this_func_call", "session_id", "prompt_cache_key"),
-    *("metadata", "client_metadata", "vllm_xargs", "kv_transfer_params"),
+    *("litellm_session_id", "conversation", "metadata", "client_metadata", "vllm_xargs"),
+    "kv_transfer_params",
 )
 _NOTHING = msgspec.Raw(b"null")
 _Body = msgspec.defstruct("_Body", [(name, msgspec.Raw, _NOTHING) for name in _FIELDS])

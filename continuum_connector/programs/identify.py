@@ -22,6 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -34,7 +36,10 @@ MAX_TTL_S = 86_400.0
 MAX_TOOLS = 16
 MAX_TOOL_CHARS = 64
 
-_NOBODY = frozenset({"none", "null", "nil", "undefined", "nan"})  # str(None) and the like
+# str(None) and the like: what programs make of no value, or of one that they cannot write
+_NOBODY = frozenset(
+    {"none", "null", "nil", "undefined", "nan", "[object object]", str(UUID(int=0))}
+)
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"0", "false", "no", "off"})
 
@@ -108,7 +113,7 @@ def as_id(value: object) -> str | None:
     None."""
     if isinstance(value, str):
         text = value.strip() if len(value) <= MAX_ID_CHARS else ""
-        return text if text and text[:16].lower() not in _NOBODY else None
+        return text if text and text[:40].lower() not in _NOBODY else None
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value) if 0 <= value < 2**64 else None
     return None
@@ -338,8 +343,12 @@ _BEFORE_BODY = (
     _Vendor("llm", ("x-llm-session-id",), parent="x-llm-parent-session-id"),
     _Vendor("hermes", ("x-hermes-session-id",)),
     _Vendor("conversation", ("x-conversation-id",)),
+    _Vendor("goose", ("agent-session-id",)),
+    _Vendor("openwebui", ("x-openwebui-chat-id",)),
 )
 _AFTER_BODY = (
+    _Vendor("task", ("x-roo-task-id", "x-kilocode-taskid", "x-task-id")),
+    _Vendor("affinity", ("x-affinity", "x-grok-conv-id", "x-smg-routing-key")),
     _Vendor("helicone", ("helicone-session-id",)),
     _Vendor("multi-turn", ("x-multi-turn-session-id",)),
     _Vendor("correlation", ("x-correlation-id",)),
@@ -369,10 +378,13 @@ def _claims(headers: Headers, body: Mapping[str, Any]) -> Iterator[Fields]:
         _claude_code(headers),
         _codex(headers, body),
         *(_read(vendor, headers) for vendor in _BEFORE_BODY[1:]),
+        _fields("litellm", body.get("litellm_session_id")),
+        _conversation(body.get("conversation")),
         _fields("cache-key", body.get("prompt_cache_key")),
         _anthropic_metadata(body.get("metadata")),
         _metadata_session(body.get("metadata")),
         *(_read(vendor, headers) for vendor in _AFTER_BODY),
+        _baggage(headers.get("baggage", "")),
     )
     return (fields for fields in found if fields)
 
@@ -485,11 +497,31 @@ def _anthropic_metadata(metadata: object) -> Fields:
     return _fields("claude-code", fields.get("session_id"), fields.get("parent_session_id"))
 
 
+# What tracing SDKs, proxies and agents (Cursor, Qwen Code, LangGraph, Open WebUI) call it.
+_SESSIONS = (
+    *("session_id", "sessionId", "session.id", "langfuse_session_id", "conversation_id"),
+    *("conversationId", "gen_ai.conversation.id", "cursorConversationId", "thread_id", "chat_id"),
+)
+
+
 def _metadata_session(metadata: object) -> Fields:
-    """`metadata.session_id`, as tracing SDKs and proxies put it there, with a parent if any."""
+    """A session in the body's `metadata`, with a parent if any."""
     if not isinstance(metadata, Mapping):
         return {}
-    return _fields("metadata", metadata.get("session_id"), metadata.get("parent_session_id"))
+    names = (name for each in _SESSIONS if (name := as_id(metadata.get(each))))
+    return _fields("metadata", next(names, None), metadata.get("parent_session_id"))
+
+
+def _baggage(text: str) -> Fields:
+    """A session in W3C baggage: `name=value;property,...`, with values percent-encoded."""
+    items = (each.partition(";")[0].partition("=") for each in text[:MAX_JSON_CHARS].split(","))
+    said = {name.strip(): unquote(value) for name, _, value in items}
+    return _fields("baggage", _metadata_session(said).get("program", "").partition(":")[2])
+
+
+def _conversation(value: object) -> Fields:
+    """The Responses API's `conversation`: an id, or an object that has one."""
+    return _fields("conversation", value.get("id") if isinstance(value, Mapping) else value)
 
 
 def _json_object(text: str) -> Mapping[str, Any]:
@@ -522,7 +554,7 @@ def read_carried(
     if is_messages:
         client |= xargs
     hint = params.get("agent_hint")
-    explicit = "program" in said or "source" in said
+    explicit = as_id(said.get("program")) is not None or said.get("source") is not None
     explicit = explicit or (isinstance(hint, dict) and read_agent_hint(hint)[0] is not None)
     if explicit or ("program" in xargs and not is_messages):
         found: Fields = {}  # `identify` reads those itself
@@ -531,7 +563,8 @@ def read_carried(
     else:
         found = _session_fields(body, headers) or read_vendors(headers, body, own)
     found |= {name: client[name] for name in ("final", "tools") if name in client}
-    return {name: value for name, value in found.items() if name not in said}
+    # An id that says nothing, such as null, gives way; a hint that cannot be read is answered.
+    return {k: each for k, each in found.items() if said.get(k) is None or k == "program"}
 
 
 def _client_fields(fields: Mapping[str, Any]) -> Fields:

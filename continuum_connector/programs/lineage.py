@@ -162,12 +162,13 @@ class LineageIndex:
         proof do not count. `tokens`: the prompt's, if they are known. Probes only positions at
         which some turn ended, longest first and in C.
         """
-        is_proven = False
+        is_proven = repeats = False
         for found in self._found(block_hashes):
             end = self._ends[found]
             if end.live and end.weak and not end.shared:
                 known = self._known[end.program]
-                is_proven = _is_proof(known, end, block_hashes, num_prompt_tokens, tokens)
+                repeats = _repeats(known, end, block_hashes, tokens)
+                is_proven = repeats or _is_proof(known, end, num_prompt_tokens, tokens)
                 if end.early and is_proven:
                     end.is_proven = True
                     self._ends.move_to_end(found)
@@ -180,8 +181,10 @@ class LineageIndex:
             return None
         self._ends.move_to_end(found)
         # The same prompt again is a retry, or another sample of one task, unless it has grown
-        # within its last block; where a first prompt ends, that text may be anybody's.
-        has_grown = num_prompt_tokens > end.num_prompt_tokens and not end.weak
+        # within its last block; where a first prompt ends, that text may be anybody's, unless it
+        # repeats the answer.
+        is_own = repeats or not end.weak
+        has_grown = num_prompt_tokens > end.num_prompt_tokens and is_own
         if end.of_prompt and not self._follow(end, block_hashes) and not has_grown:
             return None
         is_sure = is_proven or not end.weak
@@ -310,27 +313,29 @@ def has_block(block_hashes: Sequence[bytes], position: int, block_hash: bytes) -
     return position < len(block_hashes) and block_hashes[position] == block_hash
 
 
-def _is_proof(
-    known: _Known,
-    end: _End,
-    block_hashes: Sequence[bytes],
-    num_prompt_tokens: int,
-    tokens: Sequence[int] | None,
+def _repeats(
+    known: _Known, end: _End, block_hashes: Sequence[bytes], tokens: Sequence[int] | None
 ) -> bool:
-    """Whether a prompt that has this weak end goes on with what its program was answered."""
-    is_answer_known = tokens is not None and bool(known.pieces)
-    if tokens is not None and is_answer_known:
-        # The blocks are at least so long, because the last is not full.
-        begin = len(tokens) * (end.position + 1) // (len(block_hashes) + 1)
-        text = as_bytes(tokens[begin : begin + LOOK])
-        if any(piece in text for piece in known.pieces):
-            return True
+    """Whether a piece of its program's answer follows a weak end in a prompt."""
+    if tokens is None or not known.pieces:
+        return False
+    # The blocks are at least so long, because the last is not full.
+    begin = len(tokens) * (end.position + 1) // (len(block_hashes) + 1)
+    text = as_bytes(tokens[begin : begin + LOOK])
+    return any(piece in text for piece in known.pieces)
+
+
+def _is_proof(
+    known: _Known, end: _End, num_prompt_tokens: int, tokens: Sequence[int] | None
+) -> bool:
+    """Whether a prompt that has this weak end goes on with its program's conversation, by what its
+    length and other prompts say."""
     num_more = num_prompt_tokens - end.num_prompt_tokens
     if not end.early:
         return not num_prompt_tokens or 2 * num_more > known.num_answer_tokens
     num_own = end.position - known.parted if known.parted >= 0 else 0
     has_own = num_own >= NUM_OWN and num_more > known.num_answer_tokens
-    return has_own and not is_answer_known
+    return has_own and (tokens is None or not known.pieces)
 
 
 def pieces_of(answer: Sequence[int]) -> tuple[bytes, ...]:

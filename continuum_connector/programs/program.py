@@ -306,18 +306,23 @@ def program_key(name: str, salt: str | None) -> str:
 
 
 # Namespaces of ids that may stand for more than one program: OpenAI means `prompt_cache_key` to be
-# one per application or template; tracing gives an id to all that serves one user's request.
-SHARED = ("cache-key:", "correlation:", "helicone:", "metadata:")
+# one per application or template; tracing gives an id to all that serves one user's request, and
+# routers one to all that is to reach one server.
+SHARED = (
+    *("cache-key:", "correlation:", "helicone:", "metadata:", "baggage:", "affinity:", "task:"),
+)
 PART, _PART_BYTES = "~part-", 8  # between the key that such programs share and a program's own end
 MAX_PART_CHARS = len(PART) + 2 * _PART_BYTES
 
 
-def is_shared(identity: Identity) -> bool:
-    """Whether the key may stand for several programs, which only their prompts tell apart."""
+def shared_space(identity: Identity) -> str:
+    """The namespace of a key that may stand for several programs, which only their prompts tell
+    apart; "" if it stands for one."""
     name = identity.key
     if name.startswith(_SALTED):
         name = name.split(":", 2)[-1]
-    return identity.source is IdentitySource.VENDOR and name.startswith(SHARED)
+    is_vendor = identity.source is IdentitySource.VENDOR
+    return next((each for each in SHARED if is_vendor and name.startswith(each)), "")
 
 
 def anonymous_key() -> str:
@@ -348,33 +353,38 @@ class Names:
     request. So if NUM_IN_VAIN prompts under new ids have gone on with what turns under other ids of
     that source left, and no id of it ever came back with a longer prompt, the prompts tell its
     programs apart, as if there were no ids. Once one comes back, its source is believed for good.
+    Of vendors, each namespace of SHARED is a source: agents prove nothing of a gateway's ids.
     """
 
     NUM_IN_VAIN = 3
     MAX_IDS = 4096  # by which one would come back
 
     def __init__(self) -> None:
-        self._believed: set[IdentitySource] = set()
-        self._num_in_vain: Counter[IdentitySource] = Counter()
+        self._believed: set[str] = set()
+        self._num_in_vain: Counter[str] = Counter()
         self._num_blocks: OrderedDict[str, int] = OrderedDict()  # of the first prompt under an id
 
     def sent(self, identity: Identity, num_blocks: int) -> bool:
         """An id was sent with a prompt of so many blocks; return whether it may name nobody."""
-        if identity.source in self._believed:
+        if _sender(identity) in self._believed:
             return False
         # The same prompt again is a retry, or another sample.
         if num_blocks > self._num_blocks.setdefault(identity.key, num_blocks):
-            self._believed.add(identity.source)
+            self._believed.add(_sender(identity))
             return False
         if len(self._num_blocks) > self.MAX_IDS:
             self._num_blocks.popitem(last=False)
         return True
 
-    def name_nobody(self, source: IdentitySource) -> bool:
-        """A prompt under a new id of that source goes on with another's last turn; return whether
-        such ids name nobody."""
-        self._num_in_vain[source] += 1
-        return self._num_in_vain[source] > self.NUM_IN_VAIN
+    def name_nobody(self, new: Identity) -> bool:
+        """A prompt under a new id goes on with another's last turn; return whether such ids name
+        nobody."""
+        self._num_in_vain[_sender(new)] += 1
+        return self._num_in_vain[_sender(new)] > self.NUM_IN_VAIN
+
+
+def _sender(identity: Identity) -> str:
+    return shared_space(identity) or identity.source.value
 
 
 class ProgramTable:
@@ -419,7 +429,7 @@ class ProgramTable:
         either, it is a new program. `hints` are for such requests.
         """
         is_open = identity is not None and self._names.sent(identity, len(block_hashes))
-        may_be_many = identity is not None and is_shared(identity)
+        may_be_many = identity is not None and bool(shared_space(identity))
         if identity is None or is_open or may_be_many:
             known = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
             known = known if known in self._programs else None
@@ -505,7 +515,7 @@ class ProgramTable:
         says_more = new.hints.parent is not None or new.hints.final
         is_known = new.key in self._programs
         is_others = known.source is new.source and not known.final
-        if is_known or says_more or not is_others or not self._names.name_nobody(new.source):
+        if is_known or says_more or not is_others or not self._names.name_nobody(new):
             return new
         return structs.replace(new, key=known.key)
 

@@ -52,18 +52,19 @@ _MODEL = (
     *("runner_type", "convert_type", "disable_sliding_window", "model_class_overrides"),
     "quantization_config",
 )
-_STATES = ("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode")
+_STATES = (
+    *("mamba_cache_dtype", "mamba_ssm_cache_dtype", "mamba_cache_mode", "mamba_block_size"),
+    *("use_replayssm", "replayssm_buffer_len", "swa_bounded_replay"),
+)
+# Parts of vLLM's config that say as wholes how KV is computed: what an indexer's keys are stored
+# as, which kernels quantize what they are given, how states are rounded, a platform's own.
+_PARTS = ("attention_config", "kernel_config", "mamba_config", "engram_config", "additional_config")
+_EXPERTS = ("enable_expert_parallel", "all2all_backend")  # some of these quantize what they send
 # Which of a folder's files are loaded: it may hold the model twice, for instance consolidated.
 _LOADER = ("load_format", "model_loader_extra_config")
-# Variables that no field of vLLM's config shows: where a backend puts things in a block, beyond
-# what its tensor's strides say; what is quantized while the server runs; how media are read.
-ENVIRONMENT = (
-    *("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "VLLM_SSM_CONV_STATE_LAYOUT"),
-    *("VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG"),
-    *("VLLM_MARLIN_INPUT_DTYPE", "VLLM_CPU_INT4_W4A8", "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"),
-    *("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "VLLM_BATCH_INVARIANT"),
-    *("VLLM_VIDEO_LOADER_BACKEND", "VLLM_MEDIA_CONNECTOR"),
-)
+# Variables that neither a field of vLLM's config nor compiled code shows: how media are read.
+ENVIRONMENT = ("VLLM_VIDEO_LOADER_BACKEND", "VLLM_MEDIA_CONNECTOR")
+_PLACES = ("_HOST", "_PORT", "_IP")  # that a pod gets anew at each start
 # Packages that decode media, make pixels of them, or compute. None of them is vLLM's own code.
 PACKAGES = (
     *("torchvision", "torchaudio", "mistral-common", "pillow", "opencv-python-headless", "numpy"),
@@ -115,9 +116,23 @@ def facts(vllm_config: Any) -> dict[str, Any]:
         "hash": [cache.prefix_caching_hash_algo, hash_seed(vllm_config)],
         "ranks": [getattr(parallel, f"{each}_parallel_size", 1) for each in sizes],
         "rank": parallel.rank,
+        "experts": [getattr(parallel, each, None) for each in _EXPERTS],
         "backends": _backends(vllm_config),
+        "parts": [str(getattr(vllm_config, each, None)) for each in _PARTS],
         "environment": [os.environ.get(each) for each in ENVIRONMENT],
+        "switches": _switches(),
     }
+
+
+def _switches() -> str:
+    """A digest of all variables by which vLLM knows its compiled code again: where a backend puts
+    things in a block, beyond what its tensor's strides say; what is quantized; which kernels run.
+    Only a digest, because old releases count keys and passwords among them."""
+    import vllm.envs
+
+    known = vllm.envs.compile_factors()
+    kept = sorted((name, str(each)) for name, each in known.items() if not name.endswith(_PLACES))
+    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
 
 
 def _version(package: str) -> str | None:

@@ -65,6 +65,7 @@ def test_the_result_cannot_be_changed() -> None:
         (" 7g ", 7 * 2**30),
         ("500MB", 500_000_000),
         ("1k", 1024),
+        ("64Gi", 64 * 2**30),  # as Kubernetes has it
         ("1kB", 1000),
         ("2B", 2),
         ("9007199254740993", 9007199254740993),
@@ -170,6 +171,29 @@ def test_an_unknown_key_is_refused_with_the_nearest_one() -> None:
     assert "kv_connector_extra_config key `dram_byte`" in message
     assert "would have no effect" in message
     assert "did you mean `dram_bytes`?" in message
+
+
+@pytest.mark.parametrize("key", ["DRAM_BYTES", "Dram-Bytes", "CONTINUUM_DRAM_BYTES"])
+def test_a_key_written_as_its_variable_is_refused_with_the_key(key: str) -> None:
+    assert "did you mean `dram_bytes`?" in refusal({key: "64GiB"})
+
+
+@pytest.mark.parametrize("key", [5, None, True])
+def test_a_key_that_is_no_text_is_refused_as_any_other(key: Any) -> None:
+    assert f"kv_connector_extra_config key `{key}` is unknown" in refusal({key: 1})
+
+
+@pytest.mark.parametrize("key", sorted({*KNOBS} - {*PATHS, "disk_path"}))
+def test_bytes_that_are_no_text_are_refused_with_the_key(key: str) -> None:
+    said = refusal(**{ENV_PREFIX + key.upper(): os.fsdecode(b"5\xff")})
+    assert key in said.lower()
+    assert r"\xff" in said or r"\udcff" in said
+
+
+def test_an_item_that_is_no_header_is_refused_with_its_key() -> None:
+    said = refusal({"id_headers": ["X-Run-Id", 5]})
+    assert said.startswith("id_headers = ['X-Run-Id', 5] does not fit (")
+    assert "It means: your own headers" in said
 
 
 def test_an_unknown_key_like_no_other_is_refused_with_the_list() -> None:

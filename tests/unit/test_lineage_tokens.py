@@ -66,6 +66,16 @@ def agent(
     return names
 
 
+@pytest.mark.parametrize("tail", [0, 1, 8])
+def test_a_turn_that_fills_no_block_more_goes_on_if_it_repeats_the_answer(tail: int) -> None:
+    world = World(64)
+    begin, answer = world.text(64 * 5 + 10), world.text(20)
+    assert world.turn("a", begin + world.text(tail), answer) == "a"
+    assert world.arrives(begin + answer + world.text(10)) == "a"
+    assert world.arrives(begin + world.text(25)) is None, "another task behind one system prompt"
+    assert world.arrives(begin + answer[:11] + world.text(10)) is None, "by chance alike"
+
+
 @KNOWN
 @BLOCKS
 @TAILS

@@ -388,6 +388,17 @@ def test_ids_that_may_come_back_are_bounded(
     assert len(table._names._num_blocks) == 3
 
 
+@pytest.mark.parametrize("key", ["correlation:{}", "salted:00:correlation:{}"])
+def test_an_agents_own_id_that_came_back_says_nothing_of_a_gateways(
+    table: ProgramTable, key: str
+) -> None:
+    agent = Identity("claude-code:1", IdentitySource.VENDOR)
+    turn(table, agent, 0.1, "zzzz", "zzzz")
+    turn(table, agent, 0.5, "zzzzzzzz+", "zzzz")
+    keys = chats_go_on(table, lambda n: Identity(key.format(n), IdentitySource.VENDOR))
+    assert keys[3:] == [key.format(3), key.format(4)]
+
+
 @pytest.mark.parametrize("source", [IdentitySource.SESSION, IdentitySource.CONTINUUM])
 def test_what_another_sources_turns_left_is_no_proof(
     table: ProgramTable, source: IdentitySource

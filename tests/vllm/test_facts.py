@@ -22,6 +22,18 @@ from vllm.v1.core import kv_cache_utils
 from bench.sim import versions
 from continuum_connector.vllm import facts
 
+# Where a backend puts things in a block; what is quantized; which kernels run.
+SWITCHES = {
+    **dict.fromkeys(("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "VLLM_MLA_DISABLE"), "1"),
+    "VLLM_SSM_CONV_STATE_LAYOUT": "DS",
+    **dict.fromkeys(("VLLM_HUMMING_ONLINE_QUANT_CONFIG", "VLLM_HUMMING_INPUT_QUANT_CONFIG"), "{}"),
+    "VLLM_MARLIN_INPUT_DTYPE": "fp8",
+    "VLLM_CPU_INT4_W4A8": "0",
+    "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "INT8",
+    "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "uniform_random",
+    **dict.fromkeys(("VLLM_BATCH_INVARIANT", "VLLM_DEEPEPLL_NVFP4_DISPATCH"), "1"),
+    "VLLM_FLOAT32_MATMUL_PRECISION": "high",
+}
 HAS_FIXED_SEED = hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
 
 
@@ -80,6 +92,11 @@ def test_every_fact_matters(
         "hash": [(cache, "prefix_caching_hash_algo", "sha256_cbor")],
         "ranks": [(parallel, each, 4) for each in sizes],
         "rank": [(parallel, "rank", 3)],
+        "experts": [(parallel, each, "another") for each in facts._EXPERTS],
+        "parts": [(config, each, "another") for each in facts._PARTS],
+        "switches": [
+            (os, "environ", {**os.environ, name: said}) for name, said in SWITCHES.items()
+        ],
         "backends": [(config.compilation_config, "static_forward_context", {"layer.0": layer})],
         "environment": [
             (os, "environ", {**os.environ, each: "another"}) for each in facts.ENVIRONMENT
@@ -95,6 +112,14 @@ def test_every_fact_matters(
                 assert facts.facts(config)[fact] != known[fact]
                 assert getattr(part, field, None) != before
     assert facts.facts(config) == known, "each change was undone"
+
+
+def test_a_place_that_a_pod_gets_anew_is_no_fact(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = facts.facts(config)
+    monkeypatch.setenv("VLLM_P2P_SIDE_CHANNEL_HOST", "10.0.0.7")
+    assert facts.facts(config) == known
 
 
 def test_code_that_a_model_brings_is_a_fact_wherever_it_was_fetched_from(
