@@ -123,8 +123,8 @@ MUTANTS = (
     Mutant(
         "pins: turns wait for the room of a call that is over",
         "scheduler/decisions.py",
-        "        if self.away.is_question(pin.program, pin.started):\n",
-        "        if False:\n",
+        "        if not is_awaited or self.away.is_question(pin.program, pin.started):\n",
+        "        if not is_awaited:\n",
         "tests/vllm/test_decider.py",
     ),
     Mutant(
@@ -305,7 +305,7 @@ MUTANTS = (
     Mutant(
         "programs: ids that name requests are believed",
         "programs/program.py",
-        "        return self._num_in_vain[source] > self.NUM_IN_VAIN\n",
+        "        return self._num_in_vain[_sender(new)] > self.NUM_IN_VAIN\n",
         "        return False\n",
         "tests/vllm/test_side_requests.py",
     ),

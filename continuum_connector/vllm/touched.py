@@ -259,6 +259,8 @@ distributed.kv_events | events | vllm/compat.py | take_events
   BlockStored BlockRemoved
 distributed.kv_events | nothing | vllm/compat.py | take_events
   MEDIUM_STORAGE
+envs | disk | vllm/facts.py | -
+  compile_factors
 v1.utils | nothing | vllm/compat.py | -
   record_function_or_nullcontext
 v1.engine:EngineCoreRequestType | nothing | vllm/compat.py | none yet: request_step()

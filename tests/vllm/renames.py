@@ -39,6 +39,7 @@ PASSES, STOCK = "passes", "stock, one sentence"
 LESS = {
     Part.ORDER: "no program order, one sentence",
     Part.TIER: "no DRAM tier, one sentence",
+    Part.DISK: "no disk tier, one sentence",
     Part.EVENTS: "no KV events of DRAM, one sentence",
     Part.WORKER: "no DRAM tier, one sentence of the workers",
     Part.PLUGIN: "one sentence of the plugin",

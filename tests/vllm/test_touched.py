@@ -131,6 +131,7 @@ UNMET_NAMES = {
     **dict.fromkeys(("model", "skip_tokenizer_init", "is_hybrid"), "of a server's model"),
     "enable_sleep_mode": "of a server with the default tier",
     "layer_names": "in the worker half",
+    "compile_factors": "in the worker half, for a disk",
     "block_size": "CacheConfig's is asked for a layout, by workers",
     **dict.fromkeys(("num_output_tokens", "output_token_ids"), "of servers with a tokenizer"),
     "cached_block_hash_to_block": "asked once VRAM is empty, before a reset: test_epochs.py",
