@@ -305,7 +305,7 @@ MUTANTS = (
     Mutant(
         "programs: ids that name requests are believed",
         "programs/program.py",
-        "        return self._num_in_vain[_sender(new)] > self.NUM_IN_VAIN\n",
+        "        return self._num_in_vain[sender] > self.NUM_IN_VAIN\n",
         "        return False\n",
         "tests/vllm/test_side_requests.py",
     ),

@@ -315,14 +315,15 @@ PART, _PART_BYTES = "~part-", 8  # between the key that such programs share and 
 MAX_PART_CHARS = len(PART) + 2 * _PART_BYTES
 
 
-def shared_space(identity: Identity) -> str:
-    """The namespace of a key that may stand for several programs, which only their prompts tell
-    apart; "" if it stands for one."""
+def sender_of(identity: Identity) -> str:
+    """Who made the id up: its source; of a vendor's key that may stand for several programs, which
+    only their prompts tell apart, its namespace of SHARED."""
+    if identity.source is not IdentitySource.VENDOR:
+        return str(identity.source.value)
     name = identity.key
     if name.startswith(_SALTED):
         name = name.split(":", 2)[-1]
-    is_vendor = identity.source is IdentitySource.VENDOR
-    return next((each for each in SHARED if is_vendor and name.startswith(each)), "")
+    return next((each for each in SHARED if name.startswith(each)), "vendor")
 
 
 def anonymous_key() -> str:
@@ -364,27 +365,23 @@ class Names:
         self._num_in_vain: Counter[str] = Counter()
         self._num_blocks: OrderedDict[str, int] = OrderedDict()  # of the first prompt under an id
 
-    def sent(self, identity: Identity, num_blocks: int) -> bool:
+    def sent(self, key: str, sender: str, num_blocks: int) -> bool:
         """An id was sent with a prompt of so many blocks; return whether it may name nobody."""
-        if _sender(identity) in self._believed:
+        if sender in self._believed:
             return False
         # The same prompt again is a retry, or another sample.
-        if num_blocks > self._num_blocks.setdefault(identity.key, num_blocks):
-            self._believed.add(_sender(identity))
+        if num_blocks > self._num_blocks.setdefault(key, num_blocks):
+            self._believed.add(sender)
             return False
         if len(self._num_blocks) > self.MAX_IDS:
             self._num_blocks.popitem(last=False)
         return True
 
-    def name_nobody(self, new: Identity) -> bool:
+    def name_nobody(self, sender: str) -> bool:
         """A prompt under a new id goes on with another's last turn; return whether such ids name
         nobody."""
-        self._num_in_vain[_sender(new)] += 1
-        return self._num_in_vain[_sender(new)] > self.NUM_IN_VAIN
-
-
-def _sender(identity: Identity) -> str:
-    return shared_space(identity) or identity.source.value
+        self._num_in_vain[sender] += 1
+        return self._num_in_vain[sender] > self.NUM_IN_VAIN
 
 
 class ProgramTable:
@@ -428,8 +425,9 @@ class ProgramTable:
         number of tokens, and by the `tokens` themselves if they are known; if that does not
         either, it is a new program. `hints` are for such requests.
         """
-        is_open = identity is not None and self._names.sent(identity, len(block_hashes))
-        may_be_many = identity is not None and bool(shared_space(identity))
+        sender = "" if identity is None else sender_of(identity)
+        is_open = identity is not None and self._names.sent(identity.key, sender, len(block_hashes))
+        may_be_many = sender in SHARED
         if identity is None or is_open or may_be_many:
             known = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
             known = known if known in self._programs else None
@@ -515,7 +513,7 @@ class ProgramTable:
         says_more = new.hints.parent is not None or new.hints.final
         is_known = new.key in self._programs
         is_others = known.source is new.source and not known.final
-        if is_known or says_more or not is_others or not self._names.name_nobody(new):
+        if is_known or says_more or not is_others or not self._names.name_nobody(sender_of(new)):
             return new
         return structs.replace(new, key=known.key)
 
