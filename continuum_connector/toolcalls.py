@@ -613,7 +613,7 @@ class ToolReader:
         ends = "e" in marks[begin:]
         earlier = list(output_token_ids[-LOOK_BACK_TOKENS : -len(tail)]) if is_longer else []
         # A call that begins before the tail, and ends in it or, as Mistral's, with the turn.
-        if (ends or not begin) and not frozenset(kinds).isdisjoint(earlier):
+        if (ends or not begin) and not kinds.keys().isdisjoint(earlier):
             before = "".join([kinds.get(token, ".") for token in earlier])
             call = before.rfind("c")
             if call >= 0 and (ends or not re.search("[tsem]", before[call:])):

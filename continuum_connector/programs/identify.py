@@ -504,19 +504,22 @@ _SESSIONS = (
 )
 
 
+def _session_in(said: Mapping[str, Any]) -> str | None:
+    return next((name for each in _SESSIONS if (name := as_id(said.get(each)))), None)
+
+
 def _metadata_session(metadata: object) -> Fields:
     """A session in the body's `metadata`, with a parent if any."""
     if not isinstance(metadata, Mapping):
         return {}
-    names = (name for each in _SESSIONS if (name := as_id(metadata.get(each))))
-    return _fields("metadata", next(names, None), metadata.get("parent_session_id"))
+    return _fields("metadata", _session_in(metadata), metadata.get("parent_session_id"))
 
 
 def _baggage(text: str) -> Fields:
     """A session in W3C baggage: `name=value;property,...`, with values percent-encoded."""
     items = (each.partition(";")[0].partition("=") for each in text[:MAX_JSON_CHARS].split(","))
     said = {name.strip(): unquote(value) for name, _, value in items}
-    return _fields("baggage", _metadata_session(said).get("program", "").partition(":")[2])
+    return _fields("baggage", _session_in(said))
 
 
 def _conversation(value: object) -> Fields:

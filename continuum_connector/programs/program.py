@@ -318,12 +318,13 @@ MAX_PART_CHARS = len(PART) + 2 * _PART_BYTES
 def sender_of(identity: Identity) -> str:
     """Who made the id up: its source; of a vendor's key that may stand for several programs, which
     only their prompts tell apart, its namespace of SHARED."""
+    source: str = identity.source.value
     if identity.source is not IdentitySource.VENDOR:
-        return str(identity.source.value)
+        return source
     name = identity.key
     if name.startswith(_SALTED):
         name = name.split(":", 2)[-1]
-    return next((each for each in SHARED if name.startswith(each)), "vendor")
+    return next((each for each in SHARED if name.startswith(each)), source)
 
 
 def anonymous_key() -> str:

@@ -112,9 +112,8 @@ class Retention:
         if pin is None or surest <= UNKNOWN:
             return False
         self.pins.expect(pin, turn)
-        turn.came_for = (
-            pin  # the waker keeps its time: until the turn runs, the engine steps anyway
-        )
+        # The waker keeps its time: until the turn runs, the engine steps anyway.
+        turn.came_for = pin
         return True
 
     def hand_over(self, turn: Turn, now: float) -> None:

@@ -8,7 +8,7 @@ All of it runs on the scheduler's thread; `now` is monotonic seconds, read by co
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from continuum_connector.config import ContinuumConfig
@@ -373,15 +373,19 @@ class SchedulerSide:
     ) -> ChainBlocks:
         """The blocks of the turn that may be kept. None may, if some of them may be KV of other
         weights, or if a lookup by hash may find such blocks in their place."""
-        is_found_by_hash = self.groups.rule is not None and not self._epochs.is_vram_of_now
-        also = []
-        if end is TurnEnd.ABORTED or self._answers.are_altered(turn.program):
-            also.append(self.groups.prompts_end(request))
-        if turn.program.departs(turn.since, request.block_hashes):
-            also.append(self.groups.departs_at(request, turn.num_found))
+        has_rule = self.groups.rule is not None
+        is_found_by_hash = has_rule and not self._epochs.is_vram_of_now
+        also = self._shorter_hits(turn, request, end) if has_rule else ()
         # Called even if nothing may be kept, because it makes the rule forget the turn.
         blocks = self.groups.take_kept(tables, request, also, turn.taken)
         return NO_BLOCKS if turn.epoch < self._epochs.number or is_found_by_hash else blocks
+
+    def _shorter_hits(self, turn: Turn, request: Any, end: TurnEnd) -> Iterator[int]:
+        """Where a next turn may hit that does not go on from the end of this one, in tokens."""
+        if end is TurnEnd.ABORTED or self._answers.are_altered(turn.program):
+            yield self.groups.prompts_end(request)
+        if turn.program.departs(turn.since, request.block_hashes):
+            yield self.groups.departs_at(request, turn.num_found)
 
     def _note_kept(
         self, turn: Turn, request: Any, text: PromptText, blocks: ChainBlocks, now: float

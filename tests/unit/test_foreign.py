@@ -124,6 +124,8 @@ def test_a_sample_that_has_a_few_of_its_ids_is_read(tmp_path: Path) -> None:
     asked = {"chat_id": 159, "parent_chat_id": 55, "timestamp": 61.114, "type": "text", "turn": 2}
     lengths = {"input_length": 521, "output_length": 132, "hash_ids": [1089, 1090, 6326, 13148]}
     assert brief(read(tmp_path / "a.jsonl", asked | lengths)) == [("main", 0, 521, 132, 0, 0.0)]
+    told = foreign.read(tmp_path / "a.jsonl").note
+    assert told.endswith("that 1 requests share only what their few hash_ids say")
 
 
 def test_weka_with_a_sub_agent(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def _made(path: Path, called: str, documents: list[Any]) -> Foreign | None:
     try:
         found = reads(documents, called)
         if isinstance(found, Chats):
-            return Foreign(name, list(_talks(*found)), note, found)
+            return Foreign(name, list(_talks(*found)), note + _untold(found), found)
         return Foreign(name, list(found), note)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         why = f"{type(error).__name__}: {error}"
@@ -253,6 +253,14 @@ def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator
             yield made | {"itypes": ["text"]}
 
 
+def _untold(found: Chats) -> str:
+    """What is made up of requests whose ids stand for less than half of their tokens, as in a
+    sample, or in a file of larger blocks."""
+    every = (one for talk in found.talks for one in talk)
+    num = sum(one["input_length"] > 2 * found.block * (1 + len(one["hash_ids"])) for one in every)
+    return f", that {num:,} requests share only what their few hash_ids say" if num else ""
+
+
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
     """How many ids two lists begin with in common."""
     same = (a == b for a, b in zip(one, other, strict=False))
@@ -317,7 +325,7 @@ def _when(message: Mapping[str, Any]) -> float | None:
     extra = message.get("extra")
     found = message.get("timestamp") or (extra.get("timestamp") if isinstance(extra, dict) else "")
     if is_number(found):
-        return float(found) / (1e3 if found > 1e11 else 1.0)  # type: ignore
+        return float(found) / (1e3 if found > 1e11 else 1.0)  # type: ignore[arg-type,operator]
     try:
         return datetime.fromisoformat(str(found)).timestamp()
     except ValueError:

@@ -64,7 +64,7 @@ _ASSIGNS = re.compile(
     r'(?ms)^\s*(image|command|cmd|args|entrypoint)\s*=\s*("[^"\n]*"|\[.*?\](?=;?$))'
 )
 _STARTS = re.compile(
-    r"(?s)vllm\b.{0,99}\bserve\b|api_server\b|(docker|podman|nerdctl)\b.{0,99}\brun\b"
+    rf"(?s)vllm\b.{{0,99}}\bserve\b|api_server\b|({'|'.join(_DOCKER)})\b.{{0,99}}\brun\b"
 )
 _IMAGES = ("image", "imageName")
 _ARGS = ("args", "dockerArgs", "dockerStartCmd")  # of a pod
@@ -540,9 +540,7 @@ def _words(given: Any, script: Script, is_pod: bool) -> list[str]:
     found = []
     for each in given if isinstance(given, list) else ():
         word = str(each) if is_pod else str(each).replace("$$", "$")
-        is_script = re.search(
-            r"\s", _VARIABLE.sub("", word)
-        )  # for `sh -c`, which reads them itself
+        is_script = re.search(r"\s", _VARIABLE.sub("", word))  # of `sh -c`, which fills them in
         if not is_script and ("$(" if is_pod else "${") in word:
             word = expanded(word, script.known)
         found.append(_BRACED.sub(lambda one: expanded(f"${{{one[1]}}}", script.known), word))
