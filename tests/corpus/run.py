@@ -1,6 +1,7 @@
 """Counts what `continuum check` and `size` say of cases.py and pastes.py: right, wrong, not seen.
 
-    python tests/corpus/run.py          of the checkout in which it is started, with its Python
+    python tests/corpus/run.py                    of the checkout in which it is started
+    python tests/corpus/run.py "size falcon-7b"   one case
 
 vLLM is imported once, and a child answers for each case. It works on older checkouts, too.
 """
@@ -187,8 +188,11 @@ def main() -> None:
     """Run them all and count; fail if one is not as it is wanted."""
     sys.path.insert(0, os.getcwd())
     cases, pastes = (load(HERE.with_name(name)) for name in ("cases.py", "pastes.py"))
-    every = [*cases.CASES, *pastes.CASES], cases.SIZES
-    picked = [[one for one in some if not sys.argv[1:] or one.name in sys.argv] for some in every]
+    every = {"check": [*cases.CASES, *pastes.CASES], "size": cases.SIZES}
+    picked = [
+        [one for one in some if not sys.argv[1:] or f"{about} {one.name}" in sys.argv]
+        for about, some in every.items()
+    ]
     counts: Counter[tuple[str, str]] = Counter()
     is_good, began = True, time.monotonic()
     for about, case, told in results(*picked):

@@ -141,7 +141,12 @@ def names_of(parser: str, text: str) -> list[str]:
     request = ChatCompletionRequest(
         model="m", messages=[{"role": "user", "content": "x"}], tools=tools
     )
-    read = parser_class(tokenizer(), request.tools).extract_tool_calls(text, request)
+    try:
+        read = parser_class(tokenizer(), request.tools).extract_tool_calls(text, request)
+    except RuntimeError as why:  # vLLM 0.26's MiniMax M3 is a binary that its CPU wheel lacks
+        if "_rust_tool_parser" not in str(why):
+            raise
+        pytest.skip(str(why))
     return [call.function.name for call in read.tool_calls]
 
 
