@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tests.vllm.policy_traces import TOOLS, Trace, Turn, World
+from tests.vllm.policy_traces import TOOLS, Trace, Turn, World, texts
+from tests.vllm.tiering import BLOCK
 
 Plan = Iterator[tuple[float, Turn]]
 TICK_S = 0.5
@@ -195,4 +196,15 @@ def _trace(
         after_s = (tick - last) * TICK_S
         turns.append(replace(turn, after_s=after_s, head=head, priority=priority))
         last = tick
-    return Trace(world, tuple(turns), suspect)
+    return _that_fits(Trace(world, tuple(turns), suspect))
+
+
+def _that_fits(trace: Trace) -> Trace:
+    """Without what is longer than VRAM, which vLLM would refuse, as `--max-model-len` says."""
+    while too_long := [
+        number
+        for number, text in enumerate(texts(trace.turns))
+        if len(text.prompt) + len(text.answer) > (trace.world.blocks - 1) * BLOCK
+    ]:
+        trace = trace.without(too_long[0], 1)
+    return trace
