@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from continuum_connector.errors import ToldError
-from continuum_connector.tools.analysis.source import is_number
+from continuum_connector.tools.analysis.source import is_number, reading
 
 MAX_BYTES = 1 << 30  # of a file, unpacked
 SHORTENED = 64  # a sample in a guide has a few of its ids; what none tells is text of its own
@@ -126,14 +125,11 @@ def _made(path: Path, called: str, documents: list[Any]) -> Foreign | None:
 
 def _documents(path: Path) -> list[Any]:
     """The file's JSON values: one, those of a list, or one per line."""
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            opened: Any = gzip.GzipFile(fileobj=file) if is_packed else file
-            data = opened.read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ToldError(f"{path} cannot be read ({error})") from None
+    with reading(path), path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        opened: Any = gzip.GzipFile(fileobj=file) if is_packed else file
+        data = opened.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ToldError(f"{path} has more than {MAX_BYTES >> 20} MiB, so nothing is read; cut it")
     data = data.removeprefix(b"\xef\xbb\xbf")
