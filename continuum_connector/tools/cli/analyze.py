@@ -32,13 +32,12 @@ def analyze(
         columns.append(rows(summaries[-1], source.num_bad))
     names = _names(traces)
     if as_json:
-        told = []
+        told: list[dict[str, Any]] = []
         for name, summary, found in zip(names, summaries, columns, strict=True):
-            costliest = [each._asdict() for each in sorted(summary.worst, reverse=True)]
-            groups: dict[str, dict[str, Any]] = {}  # in seconds, shares, bytes, counts
-            for row in found:
-                groups.setdefault(row.group, {})[row.name] = row.value
-            told.append({"file": name, **groups, "costliest": costliest})
+            told.append({"file": name})
+            for group, of_group in found.items():  # in seconds, shares, bytes, counts
+                told[-1][group] = {each: row.value for each, row in of_group.items()}
+            told[-1]["costliest"] = [each._asdict() for each in summary.worst]
         print(json.dumps(told, indent=1))
         return
     console = terminal()
@@ -79,16 +78,13 @@ def _grid(title: str | None, *columns: str, **how: Any) -> Table:
     return made
 
 
-def _table(names: list[str], columns: list[list[Row]]) -> Table:
+def _table(names: list[str], columns: list[dict[str, dict[str, Row]]]) -> Table:
     """One row per number, one column per trace; a cell is empty if its trace lacks the number."""
     made = _grid(None, "", "", *(f">{shown(name)}" for name in names))
-    groups: dict[str, dict[str, None]] = {}  # every row of any trace, groups together
-    for row in (row for found in columns for row in found):
-        groups.setdefault(row.group, {})[row.name] = None
-    cells = [{row[:2]: shown(row.cell) for row in found} for found in columns]
-    for group, of_group in groups.items():
-        for place, name in enumerate(of_group):
-            values = [each.get((group, name), "") for each in cells]
+    for group in dict.fromkeys(group for found in columns for group in found):
+        parts = [found.get(group, {}) for found in columns]
+        for place, name in enumerate(dict.fromkeys(name for part in parts for name in part)):
+            values = (shown(part[name].cell) if name in part else "" for part in parts)
             made.add_row("" if place else f"[bold]{group}", name, *values)
         made.add_section()
     return made
@@ -98,7 +94,7 @@ def _worst(name: str, summary: Summary) -> Table:
     """The decisions that lost most; `continuum explain` says what was known at the time."""
     columns = ("program", ">turn", "chosen", "best", ">regret")
     made = _grid(f"Costliest decisions: {shown(name)}", *columns)
-    for one in sorted(summary.worst, reverse=True):
+    for one in summary.worst:
         if one.seconds > 0.0:
             cells = (str(one.turn), one.decision, one.best, seconds(one.seconds))
             made.add_row(shown(one.program), *cells)
