@@ -56,7 +56,7 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
 
 def find_model(url: str, api_key: str, wanted: str) -> str:
     """The name of the model that was asked for, or of the only one that is served."""
-    answer = Server(url, api_key).ask("GET", "/v1/models")
+    answer = Server(url, api_key).ask("/v1/models")
     try:
         served = [str(each["id"]) for each in answer["data"]]
     except (KeyError, TypeError):
