@@ -1,22 +1,20 @@
-"""Server: a running OpenAI-compatible vLLM server, as its client sees it; what it counts."""
+"""Server: a running vLLM server, as its client sees it; what it counts."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from continuum_connector.errors import ToldError, shown
 from continuum_connector.tools.cli.ending import hidden
 
-TIMEOUT_S = 600.0  # for one request: enough for a million tokens on a slow GPU
+TIMEOUT_S = 5.0  # a server that takes longer to answer counts as gone
 MAX_BODY = 64 << 20  # bytes; /metrics of many engines takes a few hundred KB
 Labels = frozenset[tuple[str, str]]
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -45,34 +43,13 @@ class Server:
 
     def exposition(self) -> str:
         """The answer of /metrics, unparsed."""
-        status, body = self._get("/metrics")
+        status, body = self.get("/metrics")
         if status != 200:
             raise ToldError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
         return body.decode("utf-8", "replace")
 
-    def ask(self, path: str) -> Any:
-        """The JSON that it answers with."""
-        status, content = self._get(path)
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError):
-            answer = None
-        if status == 401:
-            raise ToldError(f"{self.url} wants a key; give it with --api-key or VLLM_API_KEY")
-        if status != 200 or answer is None:
-            said = answer.get("error", answer) if isinstance(answer, dict) else None
-            message = said.get("message") if isinstance(said, dict) else None
-            raise self._no_api(f"GET {path}: HTTP {status}{f', {message}' if message else ''}")
-        return answer
-
-    def _no_api(self, why: str) -> ToldError:
-        return ToldError(
-            f"{self.url} answers, but not as vLLM's OpenAI API does ({why}); "
-            "check host, port and path"
-        )
-
-    def _get(self, path: str) -> tuple[int, bytes]:
-        """Return status and body. Size and time are bounded, however slowly the bytes arrive."""
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body. Size and time are bounded, however slowly the bytes arrive."""
         until, content = time.monotonic() + self._timeout_s, bytearray()
         with contextlib.closing(self._connect()) as connection:
             try:
@@ -90,7 +67,7 @@ class Server:
                     f"no answer from {self.url} ({why}); is the server up, and is this its address?"
                 ) from None
         if len(content) > MAX_BODY:
-            raise self._no_api(f"GET {path}: more than {MAX_BODY >> 20} MiB")
+            raise ToldError(f"{self.url}{path} has more than {MAX_BODY >> 20} MiB; is this vLLM?")
         return response.status, bytes(content)
 
 

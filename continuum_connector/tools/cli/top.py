@@ -26,7 +26,6 @@ from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.terminal import name, terminal
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
-TIMEOUT_S = 5.0  # a server that takes longer to answer /metrics counts as gone
 NO_CONNECTOR = (
     "ContinuumConnector does not run there, so there is nothing to show; to run it, serve with: "
     '--kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
@@ -57,7 +56,7 @@ def top(
     It reads /metrics, needs nothing else on the server and changes nothing there. If the server
     goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied.
     """
-    server, console = Server(url, api_key, TIMEOUT_S), terminal()
+    server, console = Server(url, api_key), terminal()
     # So that the terminal is left clean.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if once or not console.is_terminal:
