@@ -277,23 +277,23 @@ class Row(NamedTuple):
         return size(self.value) if self.unit == "bytes" else f"{self.value:,.0f}"
 
 
-def rows(of: Summary, num_bad: int = 0) -> dict[str, dict[str, Row]]:
+def rows(of: Summary) -> dict[str, dict[str, Row]]:
     """Every row by group and name, in reading order."""
     found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
-    parts = (_times(of, num_bad), _decided(of), _copies(of), _judged(of), _stepped(of))
+    parts = (_times(of), _decided(of), _copies(of), _judged(of), _stepped(of))
     for group, unit, values in itertools.chain(*parts):
         found[group].update((name, Row(value, unit)) for name, value in values.items())
     return found
 
 
-def _times(of: Summary, num_bad: int) -> Iterator[Part]:
+def _times(of: Summary) -> Iterator[Part]:
     policies = dict.fromkeys(text(start, "policy") or "unknown" for start in of.starts)
     num, wall_s = of.num["trace"], of.last - of.first
     policy: dict[str, Value] = {"policy": ", ".join(policies) or "unknown"}
     programs = {name: num[name] for name in ("programs", "requests of nobody")}
     yield "trace", "", policy | programs | {"turns": of.num["decisions"].total()}
     yield "trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None}
-    yield "trace", "", {"preemptions": num["preemptions"], "lines skipped": num_bad}
+    yield "trace", "", {name: num[name] for name in ("preemptions", "lines skipped")}
     yield "JCT", "", {"programs": len(of.samples["JCT"])}
     yield "JCT", "s", spread(of.samples["JCT"], min=0.0, max=1.0)
     for group in ("turn", "queueing"):

@@ -26,11 +26,8 @@ def analyze(
     lost against the best alternative, now that we know when the program came back. Where
     trace_steps_s was set, the engine's steps are plotted over time.
     """
-    summaries, columns = [], []
-    for source in map(Source, traces):
-        summaries.append(summarize(source))
-        columns.append(rows(summaries[-1], source.num_bad))
-    names = _names(traces)
+    summaries = [summarize(source) for source in map(Source, traces)]
+    columns, names = [*map(rows, summaries)], _names(traces)
     if as_json:
         told: list[dict[str, Any]] = []
         for name, summary, found in zip(names, summaries, columns, strict=True):
@@ -44,11 +41,9 @@ def analyze(
     console.print(_table(names, columns))
     for name, summary in zip(names, summaries, strict=True):
         if summary.worst:
-            console.print()
-            console.print(_worst(name, summary))
+            console.print("", _worst(name, summary), sep="\n")
         if summary.steps["now"]:
-            console.print()
-            console.print(_plot(name, summary, console.options.ascii_only))
+            console.print("", _plot(name, summary, console.options.ascii_only), sep="\n")
 
 
 def summarize(source: Source) -> Summary:
@@ -57,6 +52,7 @@ def summarize(source: Source) -> Summary:
     for record in source.records():
         summary.add(record)
     summary.finish()
+    summary.num["trace"]["lines skipped"] = source.num_bad
     return summary
 
 
