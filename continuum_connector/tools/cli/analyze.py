@@ -102,24 +102,19 @@ WIDTH, HEIGHT = 48, 2  # of a plot, in characters: with names and numbers it fit
 BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .,-~=+*#"
 
 
-def moments(summary: Summary) -> list[dict[str, float]]:
-    """The time of the steps in WIDTH equal parts, each with the extremes of its steps: of free
-    blocks the fewest, of all else the most; empty without a step."""
-    made: list[dict[str, float]] = [{} for _ in range(WIDTH)]
-    times = summary.steps["now"]
+def moments(summary: Summary, level: str) -> list[float | None]:
+    """The time of the steps in WIDTH equal parts, each with the worst of its steps: of free blocks
+    the fewest, of all else the most; None without a step."""
+    times, worse = summary.steps["now"], min if level == "free_blocks" else max
     first, each_s = min(times), (max(times) - min(times)) / WIDTH or 1.0
-    for i, now in enumerate(times):
-        moment = made[min(WIDTH - 1, int((now - first) / each_s))]
-        for name in LEVELS:
-            value = summary.steps[name][i]
-            worse = min if name == "free_blocks" else max
-            moment[name] = worse(moment.get(name, value), value)
-    return made
+    steps: list[list[float]] = [[] for _ in range(WIDTH)]
+    for now, value in zip(times, summary.steps[level], strict=True):
+        steps[min(WIDTH - 1, int((now - first) / each_s))].append(value)
+    return [worse(values, default=None) for values in steps]
 
 
 def _plot(name: str, summary: Summary, is_ascii: bool) -> Table:
     """Each level over time, from 0 to its most, if it was ever above 0."""
-    found = moments(summary)
     span_s = max(summary.steps["now"]) - min(summary.steps["now"])
     each = f"the worst step of each {seconds(span_s / WIDTH)}"
     title = f"Steps: {shown(name)}, {seconds(span_s)}, {each}"
@@ -127,8 +122,7 @@ def _plot(name: str, summary: Summary, is_ascii: bool) -> Table:
     for level, label in LEVELS.items():
         if top := max(summary.steps[level]):
             scale = seconds(top) if level == "hook_max_s" else f"{top:,.0f}"
-            drawn = _drawn([each.get(level) for each in found], top, is_ascii)
-            made.add_row(label, f"{scale}\n0", drawn)
+            made.add_row(label, f"{scale}\n0", _drawn(moments(summary, level), top, is_ascii))
     return made
 
 
