@@ -84,9 +84,9 @@ def read(path: Path) -> Foreign:
         try:
             found = reads(documents, name)
             if isinstance(found, Chats):
-                chats, found = found, _talks(*found)
+                chats, (found, untold) = found, _talks(found)
+                made_up += untold
             requests += found
-            made_up += _untold(chats) if chats else ""
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             why = f"{type(error).__name__}: {error}"
             raise ToldError(
@@ -218,30 +218,29 @@ def _chains(
     return found
 
 
-def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator[Request]:
-    for index, talk in enumerate(talks):
-        lane = Lane(f"chat{index}")
-        for before, one in zip([None, *talk], talk, strict=False):
-            think, common = 0.0, 0
+def _talks(chats: Chats) -> tuple[list[Request], str]:
+    """Their requests; and what is made up of those whose ids stand for less than half of their
+    tokens, as in a sample, or in a file of larger blocks."""
+    requests, num_short = [], 0
+    for index, talk in enumerate(chats.talks):
+        lane, before = Lane(f"chat{index}"), None
+        for one in talk:
+            think, common, ids = 0.0, 0, one["hash_ids"]
             at, inp, out = _numbers(one, "timestamp", "input_length", "output_length")
-            if inp > SHORTENED * block * (1 + len(one["hash_ids"])):
-                of = f"its {len(one['hash_ids'])} hash_ids of {block} tokens"
+            if inp > SHORTENED * chats.block * (1 + len(ids)):
+                of = f"its {len(ids)} hash_ids of {chats.block} tokens"
                 raise ValueError(f"input_length is {inp:,}, far beyond {of}")
+            num_short += inp > 2 * chats.block * (1 + len(ids))
             if before is not None:
-                away_s = (at - before["timestamp"]) / second
+                away_s = (at - before["timestamp"]) / chats.second
                 think = max(0.0, away_s - before["output_length"] * TOKEN_S)
-                common = _shared(before["hash_ids"], one["hash_ids"]) * block
-            hash(tuple(one["hash_ids"]))  # a TypeError, where one is no id
-            made = lane.turn(inp, out, common, think, at / second)
-            yield made | {"itypes": ["text"]}
-
-
-def _untold(found: Chats) -> str:
-    """What is made up of requests whose ids stand for less than half of their tokens, as in a
-    sample, or in a file of larger blocks."""
-    every = (one for talk in found.talks for one in talk)
-    num = sum(one["input_length"] > 2 * found.block * (1 + len(one["hash_ids"])) for one in every)
-    return f", that {num:,} requests share only what their few hash_ids say" if num else ""
+                common = _shared(before["hash_ids"], ids) * chats.block
+            hash(tuple(ids))  # a TypeError, where one is no id
+            made = lane.turn(inp, out, common, think, at / chats.second)
+            requests.append(made | {"itypes": ["text"]})
+            before = one
+    short = f", that {num_short:,} requests share only what their few hash_ids say"
+    return requests, short if num_short else ""
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
