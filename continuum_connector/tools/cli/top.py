@@ -142,7 +142,13 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
         now, added = seen
         num_engines = max(1, len({*now.by("vllm:kv_cache_usage_perc", "engine")} - {""}))
         last = f"{added.at:.0f} s"
-        _about(head, now, num_engines)
+        models = sorted({*now.by("vllm:num_requests_running", "model_name")} - {""})
+        head.append(f"  {', '.join(models)}", "bold")
+        head.append(f"  {num_engines} engines" if num_engines > 1 else "")
+        off = now.each("continuum:switched_on").count(0.0)
+        where = f" on {off}" if off < num_engines else ""
+        state = f"off{where}: the server's log says why" if off else "on"
+        head.append("  ").append(state, "bold yellow" if off else "bold green")
         for rows in (_shares(now, added, num_engines), _rates(now, added)):
             names = Column(width=11, style="bold", no_wrap=True)
             table = Table.grid(names, Column(ratio=1, overflow="fold"), padding=(0, 1))
@@ -151,18 +157,6 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
                     table.add_row(row, "  ".join(filter(None, facts)))
             parts += [Text(), table]
     return Group(*parts, Text(), Text(f"Rates are of the last {last}. Ctrl-C ends.", "dim"))
-
-
-def _about(head: Text, now: Scrape, num_engines: int) -> None:
-    """Add the model to the first line, and whether the connector is on."""
-    models = sorted({*now.by("vllm:num_requests_running", "model_name")} - {""})
-    head.append(f"  {', '.join(models)}", "bold")
-    if num_engines > 1:
-        head.append(f"  {num_engines} engines")
-    off = now.each("continuum:switched_on").count(0.0)
-    where = f" on {off}" if off < num_engines else ""
-    state = f"off{where}: the server's log says why" if off else "on"
-    head.append("  ").append(state, "bold yellow" if off else "bold green")
 
 
 # --- VRAM, the tiers below it, and where prompts were -----------------------------------------
