@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from bench.common.progress import Progress
@@ -56,7 +57,22 @@ def run(url: str, load: Load, manner: Manner, out: Path) -> State:
 
 def find_model(url: str, api_key: str, wanted: str) -> str:
     """The name of the model that was asked for, or of the only one that is served."""
-    answer = Server(url, api_key).ask("GET", "/v1/models")
+    server = Server(url, api_key, timeout_s=60.0)
+    status, content = server.get("/v1/models")
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        answer = None
+    if status == 401:
+        raise ToldError(f"{server.url} wants a key; give it with --api-key or VLLM_API_KEY")
+    if status != 200 or answer is None:
+        said = answer.get("error", answer) if isinstance(answer, dict) else None
+        message = said.get("message") if isinstance(said, dict) else None
+        why = f"GET /v1/models: HTTP {status}{f', {message}' if message else ''}"
+        raise ToldError(
+            f"{server.url} answers, but not as vLLM's OpenAI API does ({why}); "
+            "check host, port and path"
+        )
     try:
         served = [str(each["id"]) for each in answer["data"]]
     except (KeyError, TypeError):

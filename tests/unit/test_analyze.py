@@ -226,7 +226,7 @@ def test_names_are_shown_as_they_are(trace: Path) -> None:
     assert "[bold]:x:.jsonl" in run("analyze", str(odd)).output
 
 
-# --- bounded memory --------------------------------------------------------------------------
+# --- sums and percentiles ---------------------------------------------------------------------
 def test_percentiles_are_interpolated() -> None:
     assert spread([], low=0.25) == dict.fromkeys([*summary.QUANTILES, "mean", "low"])
     found = spread(range(999, -1, -1), low=0.25, min=0.0, max=1.0)
@@ -234,18 +234,17 @@ def test_percentiles_are_interpolated() -> None:
     assert found["mean"] == 499.5
 
 
-def test_programs_beyond_the_bound_count_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "MAX_PROGRAMS", 10)
+def test_of_many_decisions_the_costliest_are_kept() -> None:
     one = Summary()
     for i in range(100):
         one.add(record("arrive", float(i), f"p{i}", turn=1))
-        one.add(record("decision", i + 0.5, f"p{i}", turn=1, **PIN))
-        one.add(outcome(i + 900.0, f"p{i}", 1, "pin never", 0.5, None))
-        assert len(one._programs) <= 10
+        one.add(record("decision", i + 0.5, f"p{i}", turn=1, **{**PIN, "ttl_s": 1.0 + i}))
+        late = outcome(i + 900.0, f"p{i}", 1, "pin never", 0.5, None)
+        one.add({**late, "horizon_s": 1.0 + i})
     one.finish()
     samples = one.samples["JCT"], one.samples["regret per pin"]
     assert one.num["trace"]["programs"] == len(samples[0]) == len(samples[1]) == 100
-    assert len(one.worst) == summary.NUM_WORST
+    assert [each.program for each in one.worst] == ["p99", "p98", "p97", "p96", "p95"]
 
 
 # --- the original recorder's format --------------------------------------------------------------

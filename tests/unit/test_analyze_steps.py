@@ -54,9 +54,8 @@ def test_a_column_has_the_worst_of_its_steps(monkeypatch: pytest.MonkeyPatch) ->
     for each in by_hand():
         summary.add(each)
     monkeypatch.setattr(command, "WIDTH", 4)
-    moments = command.moments(summary)
-    assert [each.get("free_blocks") for each in moments] == [40, 0, None, 60]
-    assert [each.get("waiting") for each in moments] == [1, 9, None, 0]
+    assert command.moments(summary, "free_blocks") == [40, 0, None, 60]
+    assert command.moments(summary, "waiting") == [1, 9, None, 0]
 
 
 def test_the_plot_fits_80_columns(trace: Path) -> None:

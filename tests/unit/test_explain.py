@@ -278,15 +278,12 @@ def test_a_trace_in_which_nothing_was_decided_says_so(tmp_path: Path) -> None:
     assert "no turn has ended in this trace" in result.output
 
 
-def test_the_log_waits_for_no_more_outcomes_than_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "MAX_OPEN", 2)
+def test_the_log_waits_for_no_outcome_of_a_server_that_has_ended() -> None:
     turns = [record("decision", 1.0 + n, turn=n, decision="free") for n in range(1, 6)]
     late = record("outcome", 9.0, turn=5, decision="free", outcome="never")
-    told = list(command.decisions([*turns, late]))
-    assert [decision["turn"] for decision, _ in told] == [1, 2, 3, 4, 5]
-    assert [bool(outcome) for _, outcome in told] == [False] * 4 + [True]
+    told = command.decisions([*turns[:4], {"event": "start", "now": 5.5}, turns[4], late])
+    assert [next(told)[0]["turn"] for _ in range(4)] == [1, 2, 3, 4]
+    assert [bool(outcome) for _, outcome in told] == [True]
 
 
 LONG = "codex:0199f0c2-7d1e-7c51-9a30-5ce1b2f47f3e"
@@ -396,4 +393,4 @@ def test_a_life_begins_with_where_the_id_came_from(
 
 
 def test_every_source_of_an_id_has_its_words() -> None:
-    assert {each.value for each in IdentitySource} == {*command.NAMED_BY, "none"}
+    assert {each.value for each in IdentitySource} == {*command.NAMED_BY}

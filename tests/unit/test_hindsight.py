@@ -11,7 +11,7 @@ from continuum_connector.forecast import Forecast
 from continuum_connector.policy.adaptive import FORESEEN, HOLD_S, Adaptive
 from continuum_connector.policy.base import FinishedTurn, Pin, Snapshot, name_of
 from continuum_connector.programs.program import Hints
-from continuum_connector.tools.analysis.summary import Stakes
+from continuum_connector.tools.analysis.summary import regret
 
 MAX_TTL_S = 1e5
 
@@ -51,7 +51,7 @@ def test_who_knows_the_gap_has_no_regret_beyond_the_grid(seed: int) -> None:
     gap = Forecast.never() if gap_s is None else Forecast.known(gap_s)
     knowing = msgspec.structs.replace(turn, gap=gap)
     decision = Adaptive(MAX_TTL_S).decide(knowing, world).decision
-    stakes = Stakes.of(
+    judged = regret(
         {
             "decision": name_of(decision),
             "ttl_s": decision.ttl_s if isinstance(decision, Pin) else None,
@@ -67,12 +67,13 @@ def test_who_knows_the_gap_has_no_regret_beyond_the_grid(seed: int) -> None:
                 "vram_blocks": world.num_blocks,
                 "residence": world.residence_s,
             },
-        }
+        },
+        gap_s,
     )
-    assert stakes is not None
-    regret_s, _ = stakes.regret(gap_s)
+    assert judged is not None
+    regret_s, _, _ = judged
     # Its forecast knows a gap to a fifth, and it holds nothing for less than holding takes.
     # Nor does it keep what is not worth FORESEEN, where nobody came to wait in the end.
     grid = 0.2 * world.price * turn.num_blocks * (gap_s or 0.0)
-    foreseen = 1.2 * FORESEEN * stakes.weight * (gap_s or 0.0)
+    foreseen = 1.2 * FORESEEN * turn.num_blocks / world.mean_blocks * (gap_s or 0.0)
     assert 0.0 <= regret_s <= grid + foreseen + HOLD_S * turn.num_blocks

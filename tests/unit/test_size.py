@@ -283,7 +283,7 @@ def test_without_vllm_config_json_says_what_it_proves(
         (["--programs", "1", "--model", "m", "--bytes-per-token", "1"], "one of them"),
         (["--programs", "1", "--gpus", "2", "--", "vllm", "serve", "m"], "has its own number"),
         (["--programs", "1", "--bytes-per-token", "big"], "'big' is not a size"),
-        (["--programs", "1", "--bytes-per-token", "0"], "holds nothing"),
+        (["--programs", "1", "--bytes-per-token", "0"], "'0' is not a size"),
         (["--programs", "1", "--model", "/nowhere"], "give --bytes-per-token instead"),
     ],
 )

@@ -71,7 +71,8 @@ class Told:
         for record in records:
             summary.add(record)
         summary.finish()
-        counted = {row.name: row.value for row in rows(summary) if "not read" in row.name}
+        every = (row for group in rows(summary).values() for row in group.items())
+        counted = {name: row.value for name, row in every if "not read" in name}
         said = [line.text for line in [*told([admit])][1:] if not line.text.startswith("of these")]
         return answer, "; ".join(said), counted
 

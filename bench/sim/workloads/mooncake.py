@@ -22,9 +22,7 @@ from continuum_connector.tools.analysis.foreign import (
     Chats,
     Conversation,
     conversations,
-)
-from continuum_connector.tools.analysis.foreign import (
-    chats as chats_of,
+    read,
 )
 
 NAME = "mooncake.jsonl.gz"
@@ -96,7 +94,7 @@ def recorded(recording: Recording) -> Workload:
     other, so that what they have in common is found. What the file does not say is in the note."""
     path = Path(recording.file)
     requests, note = read_requests(path)
-    own = chats_of(path) if path.is_file() else None
+    own = read(path).chats if path.is_file() else None
     if own is None:
         found = sessions(RECORDED, requests, recording)
     else:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import math
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from continuum_connector.errors import ToldError
-from continuum_connector.tools.analysis.source import is_number
+from continuum_connector.tools.analysis.source import is_number, reading
 
 MAX_BYTES = 1 << 30  # of a file, unpacked
 SHORTENED = 64  # a sample in a guide has a few of its ids; what none tells is text of its own
@@ -59,12 +58,8 @@ class Chats(NamedTuple):
 
 
 Reader = Callable[[list[Any], str], Iterable[Request] | Chats]
-
-
-def chats(path: Path) -> Chats | None:
-    """A file's conversations, None where its format has none. ToldError as of `read`."""
-    found = _made(path, path.stem, _documents(path))
-    return found.chats if found else None
+# Its name, what is made up, whether a file's value is of it, and who reads all of them.
+Format = tuple[str, str, Callable[[Any], bool], Reader]
 
 
 def read(path: Path) -> Foreign:
@@ -74,20 +69,37 @@ def read(path: Path) -> Foreign:
     if path.is_dir():  # names that are unique among its files
         files = sorted(each for each in path.rglob("*") if each.suffix in ENDINGS)
         named = {each: str(each.relative_to(path).with_suffix("")) for each in files}
-    told = [(each.name, _made(each, name, values)) for each, name, values in _conversations(named)]
-    found = [each for _, each in told if each]
-    left = [each for each, one in told if not one]
-    if not found and left:
-        raise ToldError(f"{path} is of no format that is known here; give one of {KNOWN}")
-    formats = {each.format: each.note for each in found}
+    formats: dict[Format, None] = {}
+    requests: list[Request] = []
+    left: list[str] = []
+    made_up, chats = "", None
+    for file, name, documents in _conversations(named):
+        kinds = (next((each for each in FORMATS if each[2](one)), None) for one in documents)
+        if not (known := dict.fromkeys(each for each in kinds if each)):
+            left.append(file.name)
+        formats |= known
+        if not known or len(formats) > 1:
+            continue
+        [(called, made_up, _, reads)] = formats
+        try:
+            found = reads(documents, name)
+            if isinstance(found, Chats):
+                chats, (found, untold) = found, _talks(found)
+                made_up += untold
+            requests += found
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise ToldError(
+                f"{file} looks like {called}, but is broken ({why}); nothing is read of it"
+            ) from None
     if len(formats) != 1:
-        what = f"has {', '.join(formats)} mixed" if formats else "has no such file"
+        mixed = f"has {', '.join(each[0] for each in formats)} mixed"
+        what = mixed if formats else "is of no format that is known here"
         raise ToldError(f"{path} {what}; give one of {KNOWN}")
-    requests = [request for each in found for request in each.requests]
     if not requests:
         raise ToldError(f"{path} has no request in it, so there is nothing to play")
     without = f", without {', '.join(left)[:200]}" if left else ""
-    return Foreign(found[0].format + without, requests, found[0].note)
+    return Foreign(called + without, requests, made_up, chats if len(named) == 1 else None)
 
 
 def _conversations(named: Mapping[Path, str]) -> Iterator[tuple[Path, str, list[Any]]]:
@@ -103,47 +115,18 @@ def _conversations(named: Mapping[Path, str]) -> Iterator[tuple[Path, str, list[
         yield each, name, sorted(events, key=lambda event: str(event.get("timestamp")))
 
 
-def _made(path: Path, called: str, documents: list[Any]) -> Foreign | None:
-    """The requests of a file's values; None if they are of no format."""
-    of_each = (next((each for each in FORMATS if each[2](one)), None) for one in documents)
-    formats = {each[0]: each for each in of_each if each}
-    if len(formats) > 1:
-        raise ToldError(f"{path} has {', '.join(formats)} mixed; give one of {KNOWN}")
-    if not formats:
-        return None
-    [(name, note, _, reads)] = formats.values()
-    try:
-        found = reads(documents, called)
-        if isinstance(found, Chats):
-            return Foreign(name, list(_talks(*found)), note + _untold(found), found)
-        return Foreign(name, list(found), note)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise ToldError(
-            f"{path} looks like {name}, but is broken ({why}); nothing is read of it"
-        ) from None
-
-
 def _documents(path: Path) -> list[Any]:
-    """The file's JSON values: one, those of a list, or one per line."""
-    try:
-        with path.open("rb") as file:
-            is_packed = file.read(2) == b"\x1f\x8b"
-            file.seek(0)
-            opened: Any = gzip.GzipFile(fileobj=file) if is_packed else file
-            data = opened.read(MAX_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise ToldError(f"{path} cannot be read ({error})") from None
+    """The file's JSON values: one after another, or those of a list."""
+    with reading(path), path.open("rb") as file:
+        is_packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        opened: Any = gzip.GzipFile(fileobj=file) if is_packed else file
+        data = opened.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ToldError(f"{path} has more than {MAX_BYTES >> 20} MiB, so nothing is read; cut it")
-    data = data.removeprefix(b"\xef\xbb\xbf")
     try:
-        one = msgspec.json.decode(data)
-        return one if isinstance(one, list) else [one]
-    except (ValueError, RecursionError):
-        pass  # a value per line?
-    try:
-        return [msgspec.json.decode(line) for line in data.split(b"\n") if line.strip()]
+        found = msgspec.json.Decoder().decode_lines(data.removeprefix(b"\xef\xbb\xbf"))
+        return found[0] if len(found) == 1 and isinstance(found[0], list) else found
     except (ValueError, RecursionError):
         raise ToldError(
             f"{path} is no JSON, and has not one JSON value per line; give one of {KNOWN}"
@@ -235,30 +218,29 @@ def _chains(
     return found
 
 
-def _talks(talks: Iterable[Conversation], block: int, second: float) -> Iterator[Request]:
-    for index, talk in enumerate(talks):
-        lane = Lane(f"chat{index}")
-        for before, one in zip([None, *talk], talk, strict=False):
-            think, common = 0.0, 0
+def _talks(chats: Chats) -> tuple[list[Request], str]:
+    """Their requests; and what is made up of those whose ids stand for less than half of their
+    tokens, as in a sample, or in a file of larger blocks."""
+    requests, num_short = [], 0
+    for index, talk in enumerate(chats.talks):
+        lane, before = Lane(f"chat{index}"), None
+        for one in talk:
+            think, common, ids = 0.0, 0, one["hash_ids"]
             at, inp, out = _numbers(one, "timestamp", "input_length", "output_length")
-            if inp > SHORTENED * block * (1 + len(one["hash_ids"])):
-                of = f"its {len(one['hash_ids'])} hash_ids of {block} tokens"
+            if inp > SHORTENED * chats.block * (1 + len(ids)):
+                of = f"its {len(ids)} hash_ids of {chats.block} tokens"
                 raise ValueError(f"input_length is {inp:,}, far beyond {of}")
+            num_short += inp > 2 * chats.block * (1 + len(ids))
             if before is not None:
-                away_s = (at - before["timestamp"]) / second
+                away_s = (at - before["timestamp"]) / chats.second
                 think = max(0.0, away_s - before["output_length"] * TOKEN_S)
-                common = _shared(before["hash_ids"], one["hash_ids"]) * block
-            hash(tuple(one["hash_ids"]))  # a TypeError, where one is no id
-            made = lane.turn(inp, out, common, think, at / second)
-            yield made | {"itypes": ["text"]}
-
-
-def _untold(found: Chats) -> str:
-    """What is made up of requests whose ids stand for less than half of their tokens, as in a
-    sample, or in a file of larger blocks."""
-    every = (one for talk in found.talks for one in talk)
-    num = sum(one["input_length"] > 2 * found.block * (1 + len(one["hash_ids"])) for one in every)
-    return f", that {num:,} requests share only what their few hash_ids say" if num else ""
+                common = _shared(before["hash_ids"], ids) * chats.block
+            hash(tuple(ids))  # a TypeError, where one is no id
+            made = lane.turn(inp, out, common, think, at / chats.second)
+            requests.append(made | {"itypes": ["text"]})
+            before = one
+    short = f", that {num_short:,} requests share only what their few hash_ids say"
+    return requests, short if num_short else ""
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
@@ -413,7 +395,7 @@ def _has(*keys: str) -> Callable[[Any], bool]:
 
 _ASKED = ("timestamp", "input_length", "output_length", "hash_ids")
 _ANSWERED = f"answers at {TOKEN_S} s a token"
-FORMATS: tuple[tuple[str, str, Callable[[Any], bool], Reader], ...] = (
+FORMATS: tuple[Format, ...] = (
     ("requests", "", _has("trace", "lane", "inp", "out"), _requests),
     ("Bailian", _ANSWERED, _has("chat_id", "parent_chat_id"), _bailian),
     ("Mooncake", f"who asked, and {_ANSWERED}", _has(*_ASKED), _mooncake),

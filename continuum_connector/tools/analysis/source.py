@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -17,7 +18,6 @@ from continuum_connector.observe.trace import older_files, older_names
 
 Record = dict[str, Any]
 
-MAX_LINE = 1 << 20  # bytes; a record takes a few hundred
 MAX_NUMBER = 1e15  # seconds, tokens, bytes; larger numbers are not real, and their sums overflow
 _LOOK = 1 << 16  # leading bytes, within which a trace has its first record
 _decode = msgspec.json.Decoder(Record).decode
@@ -34,10 +34,15 @@ class Source:
     def __init__(self, path: Path) -> None:
         self.num_bad = 0
         self.paths = [path, *older_files(path)]
-        starts = [_start(each) for each in self.paths]
+        starts: list[bytes] = []
+        for each in self.paths:
+            if kind := files.no_file(str(each)):
+                raise ToldError(f"{each} is {kind}; give the file that trace_path names")
+            with reading(each), each.open("rb") as file:
+                starts += file.read(_LOOK).split(b"\n")
         if not any(map(bytes.strip, starts)):
             raise ToldError(f"{path} is empty; is trace_path set to it, and has a turn ended?")
-        if not any(_record(line) for start in starts for line in start.split(b"\n")):
+        if not any(map(_record, starts)):
             raise UnknownError(
                 f"{path} is no trace of ContinuumConnector; give the file that trace_path names"
             )
@@ -45,60 +50,33 @@ class Source:
     def records(self) -> Iterator[Record]:
         """Every record, in the order of the files."""
         self.num_bad = 0
-        for record in self._read():
-            if record is not None:
-                yield record
-            else:
-                self.num_bad += 1
-
-    def _read(self) -> Iterator[Record | None]:
-        with contextlib.ExitStack() as stack:
-            files = self._opened(stack)
-            try:
-                for file in reversed(files):
-                    while line := _line(file):
-                        if line.strip():
-                            yield _record(line)
-            except OSError as error:
-                raise _unread(self.paths[0], error) from None
+        with reading(self.paths[0]), contextlib.ExitStack() as stack:
+            for line in itertools.chain.from_iterable(reversed(self._opened(stack))):
+                if record := _record(line):
+                    yield record
+                elif line.strip():
+                    self.num_bad += 1
 
     def _opened(self, stack: contextlib.ExitStack) -> list[BinaryIO]:
         """Open all files, the newest first. If a server moves them meanwhile, one may be met again
         under its next name, but none is missed."""
-        opened: dict[tuple[int, int], BinaryIO] = {}
-        for each in itertools.chain(self.paths[:1], older_names(self.paths[0])):
-            try:
+        opened: dict[int, BinaryIO] = {}
+        names = itertools.chain(self.paths[:1], older_names(self.paths[0]))
+        for each in itertools.takewhile(Path.is_file, names):
+            with reading(each):  # without it all older records would be missing, too
                 file = stack.enter_context(each.open("rb"))
-            except FileNotFoundError:
-                break
-            except OSError as error:  # this file's records and all older ones would be missing
-                raise _unread(each, error) from None
-            status = os.fstat(file.fileno())
-            opened.setdefault((status.st_dev, status.st_ino), file)
+            opened.setdefault(os.fstat(file.fileno()).st_ino, file)
         return list(opened.values())
 
 
-def _unread(path: Path, error: OSError) -> ToldError:
-    return ToldError(f"{path} cannot be read ({error.strerror})")
-
-
-def _start(path: Path) -> bytes:
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """ToldError if the file cannot be read meanwhile."""
     try:
-        if kind := files.no_file(str(path)):
-            raise ToldError(f"{path} is {kind}; give the file that trace_path names")
-        with path.open("rb") as file:
-            return file.read(_LOOK)
-    except OSError as error:
-        raise _unread(path, error) from None
-
-
-def _line(file: BinaryIO) -> bytes:
-    """The next line. Of one that is too long only the beginning, which is not a record."""
-    line = file.readline(MAX_LINE)
-    rest = line
-    while rest and not rest.endswith(b"\n"):
-        rest = file.readline(MAX_LINE)
-    return line
+        yield
+    except (OSError, EOFError, zlib.error) as error:  # the last two of a packed file
+        why = error.strerror if isinstance(error, OSError) else None
+        raise ToldError(f"{path} cannot be read ({why or error})") from None
 
 
 def _record(line: bytes) -> Record | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from array import array
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,7 +24,6 @@ from continuum_connector.tools.analysis.source import (
 )
 from continuum_connector.tools.analysis.words import NOT_READ, ratio, seconds
 
-MAX_PROGRAMS = 200_000  # followed at once; beyond, the program silent for longest counts as over
 NUM_WORST = 5  # decisions that the report names, for `continuum explain`
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
@@ -39,19 +39,19 @@ LEVELS = {  # fields of a `steps` record, as analyze names them
     "read_blocks": "blocks from disk",
     "hook_max_s": "hooks, one step",
 }
-_MAX_OPEN = 8  # decisions without an outcome per program: parallel turns, or a trace without any
 
 
 @dataclass
 class _Program:
-    """One program under way. `arrivals`: those of its turns that have not ended."""
+    """One program under way. `arrivals`: those of its turns that have not ended; `open`: decisions
+    without an outcome yet, by turn."""
 
     first: float
     last_end: float | None = None
     arrivals: dict[int, float] = field(default_factory=dict)
     num_tokens: int = 0  # of its last turn: prompt, and output if the trace gives it
     num_turns: int = 0
-    open: dict[int, Stakes | None] = field(default_factory=dict)
+    open: dict[int, Record] = field(default_factory=dict)
 
 
 class Costly(NamedTuple):
@@ -77,10 +77,10 @@ class Summary:
         self.num: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self.saved_s = self.lost_s = 0.0
-        self.worst: list[Costly] = []  # a heap
+        self.worst: list[Costly] = []  # NUM_WORST, the worst first
         # What `steps` records say, a number of each in each: 96 bytes a record.
         self.steps = {name: array("d") for name in ("now", "steps", "hook_s", *LEVELS)}
-        self._programs: OrderedDict[str, _Program] = OrderedDict()
+        self._programs: dict[str, _Program] = {}
 
     def add(self, record: Record) -> None:
         """Take in one record; events that do not matter here are skipped."""
@@ -108,8 +108,14 @@ class Summary:
 
     def finish(self) -> None:
         """The trace ends: count the programs under way as far as they got."""
-        while self._programs:
-            self._retire()
+        for key, program in self._programs.items():
+            if key.startswith(NOBODY) and program.num_turns == 1:  # nothing followed: no program
+                self.num["trace"]["requests of nobody"] += 1
+                continue
+            self.num["trace"]["programs"] += 1
+            if program.last_end is not None:
+                self.samples["JCT"].append(program.last_end - program.first)
+        self._programs.clear()
 
     # --- one event each ---------------------------------------------------------------
     def _arrived(self, record: Record) -> None:
@@ -118,9 +124,6 @@ class Summary:
         program = self._programs.setdefault(key, _Program(now))
         program.num_turns += 1
         program.arrivals[count(record, "turn")] = now
-        self._programs.move_to_end(key)
-        if len(self._programs) > MAX_PROGRAMS:
-            self._retire()
 
     def _admitted(self, record: Record) -> None:
         num, on_disk = count(record, "tokens"), part(record, "disk")
@@ -145,9 +148,7 @@ class Summary:
             self.samples["turn"].append(now - arrived)
         program.last_end = now
         program.num_tokens = count(record, "tokens") or program.num_tokens
-        program.open[turn] = Stakes.of(record)
-        if len(program.open) > _MAX_OPEN:
-            del program.open[next(iter(program.open))]
+        program.open[turn] = record
 
     def _closed(self, record: Record) -> None:
         outcome = text(record, "outcome")
@@ -156,21 +157,28 @@ class Summary:
         self.lost_s += number(record, "lost_s") or 0.0
         key, turn = text(record, "program"), count(record, "turn")
         program = self._programs.get(key)
-        stakes = program.open.pop(turn, None) if program else None
+        decision = program.open.pop(turn, None) if program else None
         if outcome == "done":  # a last turn left nothing to choose
             return
-        if stakes is None or not _is_judged(record):
+        gap_s, horizon_s = number(record, "gap_s"), number(record, "horizon_s")
+        # Turns in parallel say nothing of a gap, nor does one that nobody was there to see.
+        is_known = (
+            horizon_s is not None
+            and outcome not in ("superseded", "switched_off")
+            and came_true(gap_s, number(record, "open_s") or 0.0, horizon_s) is not None
+        )
+        if outcome == "diverged":  # what it does not continue is of no use, whenever it comes
+            gap_s = None
+        judged = regret(decision, gap_s) if decision and is_known else None
+        if judged is None:
             self.num["regret"]["not judged"] += 1
             return
-        # Blocks that the next turn does not continue are of no use to it, whenever it comes.
-        gap_s = number(record, "gap_s") if outcome != "diverged" else None
-        lost_s, best = stakes.regret(gap_s)
-        self.samples[f"regret per {stakes.decision}"].append(lost_s)
+        lost_s, chosen, best = judged
+        self.samples[f"regret per {chosen}"].append(lost_s)
         self.num["regret"]["decisions judged"] += 1
-        self.num["regret"]["best kind chosen"] += stakes.decision == best
-        heapq.heappush(self.worst, Costly(lost_s, key, turn, stakes.decision, best))
-        if len(self.worst) > NUM_WORST:
-            heapq.heappop(self.worst)
+        self.num["regret"]["best kind chosen"] += chosen == best
+        costly = [*self.worst, Costly(lost_s, key, turn, chosen, best)]
+        self.worst = heapq.nlargest(NUM_WORST, costly)
 
     def _pin_ended(self, record: Record) -> None:
         cause, held_s = text(record, "cause") or "unpinned", number(record, "held_s")
@@ -188,15 +196,6 @@ class Summary:
         self.num["blocks"][way] += count(record, "blocks")
         self.num["bytes"][way] += count(record, "blocks") * of_block
 
-    def _retire(self) -> None:
-        key, program = self._programs.popitem(last=False)
-        if key.startswith(NOBODY) and program.num_turns == 1:
-            self.num["trace"]["requests of nobody"] += 1  # without a successor: no program
-            return
-        self.num["trace"]["programs"] += 1
-        if program.last_end is not None:
-            self.samples["JCT"].append(program.last_end - program.first)
-
 
 def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
     """Add a prompt: its tokens, those found by tier, and by who kept them if the trace says it.
@@ -208,21 +207,11 @@ def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
         into.update(kept._asdict(), told=1)
 
 
-def _is_judged(outcome: Record) -> bool:
-    """Whether the gap is known and says something: turns in parallel do not, nor one that nobody
-    was there to see."""
-    horizon_s = number(outcome, "horizon_s")
-    if horizon_s is None or text(outcome, "outcome") in ("superseded", "switched_off"):
-        return False
-    watched_s = number(outcome, "open_s") or 0.0
-    return came_true(number(outcome, "gap_s"), watched_s, horizon_s) is not None
-
-
 # --- in hindsight ---------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Stakes:
-    """What was at stake at a decision: what it was worth once its program's return is known, and
-    what was best.
+def regret(decision: Record, gap_s: float | None) -> tuple[float, str, str] | None:
+    """Seconds that a decision lost once its program came back after `gap_s` seconds (None: never),
+    what was chosen, and what was best. None if the record does not say what was at stake: a prefill
+    of 0 s, or from a prior, was not measured.
 
     Worth is net seconds that all programs together gain, by the costs and prices known at the
     decision, with the formulas of policy/adaptive.py and certainty instead of chances:
@@ -233,71 +222,36 @@ class Stakes:
                         -price * blocks * t, plus the offload it was a part of, if not
         the best pin    the one whose TTL is the gap
 
-    k = blocks / mean blocks of a turn (`weight`), N = turns that a prefill delays. Regret = worth
-    of the best - worth of the chosen, never negative. A decision is not blamed for what pressure
-    did to its pin.
-
-    `cost`: of all its blocks, per second. `prefill_s`: N * prefill. `load_s`: what a load costs
-    all, with those that wait behind it; None without a DRAM tier, or if the tier refused.
+    k = blocks / mean blocks of a turn, N = turns that a prefill delays; a load delays those that
+    wait behind it. Regret = worth of the best - worth of the chosen, never negative. A decision is
+    not blamed for what pressure did to its pin.
     """
+    known, chosen = part(decision, "known"), text(decision, "decision")
+    prefill_s, load_s = number(known, "prefill"), number(known, "load")
+    if not prefill_s or known.get("prior") is True or chosen not in DECISIONS:
+        return None
+    gap, residence_s = math.inf if gap_s is None else gap_s, number(known, "residence")
+    blocks = count(decision, "blocks")
+    weight = blocks / max(number(known, "mean_blocks") or 1.0, 1.0)
+    prefill_s *= 1 + count(known, "waiting") + count(known, "running")
+    cost = (number(known, "price") or 0.0) * blocks  # of all its blocks, per second
+    stored, is_late = 0.0, math.isinf(gap) or (residence_s is not None and gap > residence_s)
+    if load_s is not None and not known.get("dram_refused") and not is_late:
+        load_s += number(known, "behind") or 0.0
+        stored = weight * max(0.0, prefill_s - load_s)
 
-    decision: str
-    is_stored: bool
-    ttl_s: float
-    weight: float
-    cost: float
-    prefill_s: float
-    load_s: float | None
-    residence_s: float
-
-    @classmethod
-    def of(cls, record: Record) -> Stakes | None:
-        """The stakes in a `decision` record; None if it does not say what they were.
-
-        One with a prefill of 0 s, or from a prior, does not say so either: none had been measured.
-        """
-        known, decision = part(record, "known"), text(record, "decision")
-        prefill_s = number(known, "prefill")
-        if known.get("prior") is True:
-            return None
-        if not prefill_s or decision not in DECISIONS:
-            return None
-        blocks, mean = count(record, "blocks"), max(number(known, "mean_blocks") or 1.0, 1.0)
-        num_delayed = 1 + count(known, "waiting") + count(known, "running")
-        load_s = None if known.get("dram_refused") else number(known, "load")
-        residence_s = number(known, "residence")
-        return cls(
-            decision=decision,
-            is_stored=decision == "offload" or text(record, "then") == "store",
-            ttl_s=number(record, "ttl_s") or 0.0,
-            weight=blocks / mean,
-            cost=(number(known, "price") or 0.0) * blocks,
-            prefill_s=num_delayed * prefill_s,
-            load_s=None if load_s is None else load_s + (number(known, "behind") or 0.0),
-            residence_s=math.inf if residence_s is None else residence_s,
-        )
-
-    def regret(self, gap_s: float | None) -> tuple[float, str]:
-        """Seconds lost, and against what, if the program returned after `gap_s` seconds; None: it
-        never did."""
-        gap = math.inf if gap_s is None else gap_s
-        stored, is_late = 0.0, gap > self.residence_s or math.isinf(gap)
-        if self.load_s is not None and not is_late:
-            stored = self.weight * max(0.0, self.prefill_s - self.load_s)
-        values = {"free": 0.0, "offload": stored, "pin": self._pinned(gap, gap, stored)}
-        best = max(values, key=lambda name: values[name])
-        chosen = values[self.decision]
-        if self.decision == "pin":
-            chosen = self._pinned(gap, self.ttl_s, stored)
-        # Rounded or altered numbers in the record must not make it negative.
-        return max(0.0, values[best] - chosen), best
-
-    def _pinned(self, gap: float, ttl_s: float, stored: float) -> float:
+    def pinned(ttl_s: float) -> float:
         if math.isinf(gap) and math.isinf(ttl_s):
             return -math.inf  # an endless pin for nobody
         if gap <= ttl_s:
-            return self.weight * self.prefill_s - self.cost * gap
-        return (stored if self.is_stored else 0.0) - self.cost * ttl_s
+            return weight * prefill_s - cost * gap
+        return (stored if text(decision, "then") == "store" else 0.0) - cost * ttl_s
+
+    worth = {"free": 0.0, "offload": stored, "pin": pinned(gap)}
+    best = max(worth, key=lambda name: worth[name])
+    had = pinned(number(decision, "ttl_s") or 0.0) if chosen == "pin" else worth[chosen]
+    # Rounded or altered numbers in the record must not make it negative.
+    return max(0.0, worth[best] - had), chosen, best
 
 
 # --- as rows --------------------------------------------------------------------------------
@@ -308,8 +262,6 @@ Part = tuple[str, str, Mapping[str, Value]]  # rows of a group that have one uni
 class Row(NamedTuple):
     """One number. `unit`: "s", "%" (for a share from 0 to 1), "bytes", or "" for a count."""
 
-    group: str
-    name: str
     value: Value
     unit: str
 
@@ -325,20 +277,23 @@ class Row(NamedTuple):
         return size(self.value) if self.unit == "bytes" else f"{self.value:,.0f}"
 
 
-def rows(of: Summary, num_bad: int = 0) -> list[Row]:
-    """Every row, in reading order."""
-    parts = (*_times(of, num_bad), *_decided(of), *_copies(of), *_judged(of), *_stepped(of))
-    return [Row(group, name, v, unit) for group, unit, part in parts for name, v in part.items()]
+def rows(of: Summary) -> dict[str, dict[str, Row]]:
+    """Every row by group and name, in reading order."""
+    found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
+    parts = (_times(of), _decided(of), _copies(of), _judged(of), _stepped(of))
+    for group, unit, values in itertools.chain(*parts):
+        found[group].update((name, Row(value, unit)) for name, value in values.items())
+    return found
 
 
-def _times(of: Summary, num_bad: int) -> Iterator[Part]:
+def _times(of: Summary) -> Iterator[Part]:
     policies = dict.fromkeys(text(start, "policy") or "unknown" for start in of.starts)
     num, wall_s = of.num["trace"], of.last - of.first
     policy: dict[str, Value] = {"policy": ", ".join(policies) or "unknown"}
     programs = {name: num[name] for name in ("programs", "requests of nobody")}
     yield "trace", "", policy | programs | {"turns": of.num["decisions"].total()}
     yield "trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None}
-    yield "trace", "", {"preemptions": num["preemptions"], "lines skipped": num_bad}
+    yield "trace", "", {name: num[name] for name in ("preemptions", "lines skipped")}
     yield "JCT", "", {"programs": len(of.samples["JCT"])}
     yield "JCT", "s", spread(of.samples["JCT"], min=0.0, max=1.0)
     for group in ("turn", "queueing"):
@@ -357,15 +312,13 @@ def _times(of: Summary, num_bad: int) -> Iterator[Part]:
 
 
 def _decided(of: Summary) -> Iterator[Part]:
-    def order(name: str) -> tuple[int, str]:
-        kind = name.split(" ")[0]
-        return (DECISIONS.index(kind) if kind in DECISIONS else len(DECISIONS), name)
-
     decisions, outcomes, pins = (of.num[group] for group in ("decisions", "outcomes", "pins ended"))
-    kinds = sorted({*DECISIONS, *decisions}, key=order)
+    kinds = dict.fromkeys((*DECISIONS, *sorted(decisions)))
     yield "decisions", "", {kind: decisions[kind] for kind in kinds}
     if outcomes:
-        yield "outcomes", "", {name: outcomes[name] for name in sorted(outcomes, key=order)}
+        ranks = {kind: rank for rank, kind in enumerate(kinds)}
+        names = sorted(outcomes, key=lambda name: (ranks.get(name.split(" ")[0], len(ranks)), name))
+        yield "outcomes", "", {name: outcomes[name] for name in names}
         saved = {"prefill saved, estimated": of.saved_s, "prefill repeated, estimated": of.lost_s}
         yield "outcomes", "s", saved
     if pins:

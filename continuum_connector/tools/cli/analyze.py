@@ -26,30 +26,24 @@ def analyze(
     lost against the best alternative, now that we know when the program came back. Where
     trace_steps_s was set, the engine's steps are plotted over time.
     """
-    summaries, columns = [], []
-    for source in map(Source, traces):
-        summaries.append(summarize(source))
-        columns.append(rows(summaries[-1], source.num_bad))
-    names = _names(traces)
+    summaries = [summarize(source) for source in map(Source, traces)]
+    columns, names = [*map(rows, summaries)], _names(traces)
     if as_json:
-        told = []
+        told: list[dict[str, Any]] = []
         for name, summary, found in zip(names, summaries, columns, strict=True):
-            costliest = [each._asdict() for each in sorted(summary.worst, reverse=True)]
-            groups: dict[str, dict[str, Any]] = {}  # in seconds, shares, bytes, counts
-            for row in found:
-                groups.setdefault(row.group, {})[row.name] = row.value
-            told.append({"file": name, **groups, "costliest": costliest})
+            told.append({"file": name})
+            for group, of_group in found.items():  # in seconds, shares, bytes, counts
+                told[-1][group] = {each: row.value for each, row in of_group.items()}
+            told[-1]["costliest"] = [each._asdict() for each in summary.worst]
         print(json.dumps(told, indent=1))
         return
     console = terminal()
     console.print(_table(names, columns))
     for name, summary in zip(names, summaries, strict=True):
         if summary.worst:
-            console.print()
-            console.print(_worst(name, summary))
+            console.print("", _worst(name, summary), sep="\n")
         if summary.steps["now"]:
-            console.print()
-            console.print(_plot(name, summary, console.options.ascii_only))
+            console.print("", _plot(name, summary, console.options.ascii_only), sep="\n")
 
 
 def summarize(source: Source) -> Summary:
@@ -58,6 +52,7 @@ def summarize(source: Source) -> Summary:
     for record in source.records():
         summary.add(record)
     summary.finish()
+    summary.num["trace"]["lines skipped"] = source.num_bad
     return summary
 
 
@@ -79,16 +74,13 @@ def _grid(title: str | None, *columns: str, **how: Any) -> Table:
     return made
 
 
-def _table(names: list[str], columns: list[list[Row]]) -> Table:
+def _table(names: list[str], columns: list[dict[str, dict[str, Row]]]) -> Table:
     """One row per number, one column per trace; a cell is empty if its trace lacks the number."""
     made = _grid(None, "", "", *(f">{shown(name)}" for name in names))
-    groups: dict[str, dict[str, None]] = {}  # every row of any trace, groups together
-    for row in (row for found in columns for row in found):
-        groups.setdefault(row.group, {})[row.name] = None
-    cells = [{row[:2]: shown(row.cell) for row in found} for found in columns]
-    for group, of_group in groups.items():
-        for place, name in enumerate(of_group):
-            values = [each.get((group, name), "") for each in cells]
+    for group in dict.fromkeys(group for found in columns for group in found):
+        parts = [found.get(group, {}) for found in columns]
+        for place, name in enumerate(dict.fromkeys(name for part in parts for name in part)):
+            values = (shown(part[name].cell) if name in part else "" for part in parts)
             made.add_row("" if place else f"[bold]{group}", name, *values)
         made.add_section()
     return made
@@ -98,7 +90,7 @@ def _worst(name: str, summary: Summary) -> Table:
     """The decisions that lost most; `continuum explain` says what was known at the time."""
     columns = ("program", ">turn", "chosen", "best", ">regret")
     made = _grid(f"Costliest decisions: {shown(name)}", *columns)
-    for one in sorted(summary.worst, reverse=True):
+    for one in summary.worst:
         if one.seconds > 0.0:
             cells = (str(one.turn), one.decision, one.best, seconds(one.seconds))
             made.add_row(shown(one.program), *cells)
@@ -110,24 +102,19 @@ WIDTH, HEIGHT = 48, 2  # of a plot, in characters: with names and numbers it fit
 BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .,-~=+*#"
 
 
-def moments(summary: Summary) -> list[dict[str, float]]:
-    """The time of the steps in WIDTH equal parts, each with the extremes of its steps: of free
-    blocks the fewest, of all else the most; empty without a step."""
-    made: list[dict[str, float]] = [{} for _ in range(WIDTH)]
-    times = summary.steps["now"]
+def moments(summary: Summary, level: str) -> list[float | None]:
+    """The time of the steps in WIDTH equal parts, each with the worst of its steps: of free blocks
+    the fewest, of all else the most; None without a step."""
+    times, worse = summary.steps["now"], min if level == "free_blocks" else max
     first, each_s = min(times), (max(times) - min(times)) / WIDTH or 1.0
-    for i, now in enumerate(times):
-        moment = made[min(WIDTH - 1, int((now - first) / each_s))]
-        for name in LEVELS:
-            value = summary.steps[name][i]
-            worse = min if name == "free_blocks" else max
-            moment[name] = worse(moment.get(name, value), value)
-    return made
+    steps: list[list[float]] = [[] for _ in range(WIDTH)]
+    for now, value in zip(times, summary.steps[level], strict=True):
+        steps[min(WIDTH - 1, int((now - first) / each_s))].append(value)
+    return [worse(values, default=None) for values in steps]
 
 
 def _plot(name: str, summary: Summary, is_ascii: bool) -> Table:
     """Each level over time, from 0 to its most, if it was ever above 0."""
-    found = moments(summary)
     span_s = max(summary.steps["now"]) - min(summary.steps["now"])
     each = f"the worst step of each {seconds(span_s / WIDTH)}"
     title = f"Steps: {shown(name)}, {seconds(span_s)}, {each}"
@@ -135,8 +122,7 @@ def _plot(name: str, summary: Summary, is_ascii: bool) -> Table:
     for level, label in LEVELS.items():
         if top := max(summary.steps[level]):
             scale = seconds(top) if level == "hook_max_s" else f"{top:,.0f}"
-            drawn = _drawn([each.get(level) for each in found], top, is_ascii)
-            made.add_row(label, f"{scale}\n0", drawn)
+            made.add_row(label, f"{scale}\n0", _drawn(moments(summary, level), top, is_ascii))
     return made
 
 

@@ -25,6 +25,10 @@ STOPPED = 130  # by Ctrl-C
 
 OURS = ("bench", "continuum_connector")
 TRACEBACK = "CONTINUUM_TRACEBACK"
+LACKS = (
+    "this needs the package {}, which is not installed or cannot be imported; in a clone, "
+    "pip install '.[cli]' installs what commands need, '.[bench]' what benches do"
+)
 MOST = 1000  # characters of a sentence, because a value in it may have any length
 _PASSWORDS = re.compile(r"(?:(?<=//)|\b[\w.+%-]+:(?!//))\S*@")
 _KEYS = re.compile(r"([?&][\w-]*(?:key|token|secret|password)[\w-]*=)[^&\s'\"]*", re.IGNORECASE)
@@ -87,9 +91,10 @@ def _status(work: Callable[[], object], who: str) -> int:
     except MemoryError:
         tell(who, "the memory does not suffice for that much; ask for less")
     except Exception as error:  # the only place that may catch this: the user is told of a bug
+        package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
         # A name of this project is no package: what lacks it is ours.
-        if isinstance(error, ImportError) and _package(error) not in OURS:
-            tell(who, lacks(error))
+        if isinstance(error, ImportError) and package not in OURS:
+            tell(who, LACKS.format(package))
             return FAILED
         if os.environ.get(TRACEBACK):
             raise
@@ -109,18 +114,6 @@ def why(error: OSError) -> str:
     return said
 
 
-def lacks(error: ImportError) -> str:
-    """The sentence about a missing package: what to install."""
-    return (
-        f"this needs the package {_package(error)}, which is not installed or cannot be imported; "
-        "in a clone, pip install '.[cli]' installs what commands need, '.[bench]' what benches do"
-    )
-
-
-def _package(error: ImportError) -> str:
-    return (error.name or "").partition(".")[0]
-
-
 def _drop_output() -> None:
     """Discard what is left, or it would be tried again, and fail again."""
     with contextlib.suppress(OSError, ValueError):
@@ -131,8 +124,7 @@ def prepare() -> None:
     """Ignore impossible sizes of the terminal, and make every character printable."""
     for name, least in _SIZES.items():
         size = os.environ.get(name, "")
-        good = size.isascii() and size.isdecimal() and len(size) < 5 and int(size) >= least
-        if not good:
+        if not (re.fullmatch("[0-9]{1,4}", size) and int(size) >= least):
             os.environ.pop(name, None)
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)

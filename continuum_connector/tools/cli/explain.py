@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import shutil
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -53,9 +53,7 @@ def explain(
         print(json.dumps(lines, indent=1))
         return
     console = terminal()
-    console.print(_head(life))
-    console.print()
-    console.print(_timeline(life))
+    console.print(_head(life), Text(), _timeline(life), sep="\n")
     if source.num_bad:
         console.print(f"{source.num_bad:,} lines of the trace are no records: skipped.")
 
@@ -125,6 +123,7 @@ NAMED_BY = {
     "session_id": "named by session_id or X-Session-ID",
     "vendor": "named by a header or field of its agent or gateway",
     "lineage": "no id: known by lineage",
+    "none": "no id, and nothing went on from it",
 }
 
 
@@ -136,9 +135,8 @@ def _head(life: list[Record]) -> Text:
     lived_s = life[-1]["now"] - life[0]["now"]
     # Where its turns' id came from (docs/identity.md); nothing if the trace does not say.
     sources = dict.fromkeys(text(each, "source") for each in life if "source" in each)
-    parts = [NAMED_BY[source] for source in sources if source in NAMED_BY]
-    if [*sources] == ["none"]:
-        parts = ["no id, and nothing went on from it"]
+    some = [source for source in sources if source != "none"] or sources
+    parts = [NAMED_BY[source] for source in some if source in NAMED_BY]
     parts.append(f"{num_turns} turns in {seconds(lived_s)}")
     if num := sum(count(each, "tokens") for each in admitted):
         vram, dram, disk = map(sum, zip(*map(tiers, admitted), strict=True))
@@ -167,7 +165,6 @@ def _timeline(life: list[Record]) -> Table:
 
 
 # --- every decision -------------------------------------------------------------------------
-MAX_OPEN = 100_000  # decisions that wait for their outcome; beyond, the oldest counts as open
 LIST = "{:>9} {:<{room}} {:>4} {:>8} {:<17} {:<12} {}"  # 80 columns, with a name of 16 characters
 WIDEST = 48  # characters of a name, where there is room
 
@@ -210,17 +207,18 @@ def _list(source: Source, as_json: bool) -> None:
 
 def decisions(records: Iterable[Record]) -> Iterator[Pair]:
     """Each decision in order, with its outcome; None if the trace has none."""
-    pending: OrderedDict[tuple[str, int], Pair] = OrderedDict()  # by program and turn
+    pending: dict[tuple[str, int], Pair] = {}  # by program and turn
     for record in records:
         key = text(record, "program"), count(record, "turn")
-        if record["event"] == "decision":
-            if len(pending) >= MAX_OPEN:
-                yield pending.popitem(last=False)[1]
+        if record["event"] == "start":  # a new server, which knows no earlier decision
+            yield from pending.values()
+            pending.clear()
+        elif record["event"] == "decision":
             pending[key] = record, None
-        elif record["event"] == "outcome" and key in pending and pending[key][1] is None:
+        elif record["event"] == "outcome" and key in pending:
             pending[key] = pending[key][0], record
-        while pending and next(iter(pending.values()))[1] is not None:
-            yield pending.popitem(last=False)[1]
+        while pending and (first := next(iter(pending))) and pending[first][1] is not None:
+            yield pending.pop(first)
     yield from pending.values()
 
 

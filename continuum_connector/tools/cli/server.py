@@ -1,23 +1,20 @@
-"""Server: a running OpenAI-compatible vLLM server, as its client sees it; what it counts."""
+"""Server: a running vLLM server, as its client sees it; what it counts."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import re
-import socket
-import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from continuum_connector.errors import ToldError, shown
 from continuum_connector.tools.cli.ending import hidden
 
-TIMEOUT_S = 600.0  # for one request: enough for a million tokens on a slow GPU
+TIMEOUT_S = 5.0  # a server that takes longer to answer counts as gone
 MAX_BODY = 64 << 20  # bytes; /metrics of many engines takes a few hundred KB
 Labels = frozenset[tuple[str, str]]
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
@@ -34,96 +31,57 @@ class Server:
     def __init__(self, url: str, api_key: str = "", timeout_s: float = TIMEOUT_S) -> None:
         """`url`: http://HOST:PORT, with or without /v1. `timeout_s`: for one whole request."""
         parts = _address(url)
-        port = f":{parts.port}" if parts.port else ""
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        self.url = f"{parts.scheme}://{host}{port}"
+        self.url = f"{parts.scheme}://{parts.netloc}"
         self._path = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json"}
-        if api_key:
-            if not (api_key.isascii() and api_key.isprintable()):
-                raise ToldError("the key cannot be sent: a key is of printable ASCII characters")
-            self._headers["Authorization"] = f"Bearer {api_key}"
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._connect = partial(kind, parts.hostname or "", parts.port, timeout=timeout_s)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise ToldError("the key cannot be sent: a key is of printable ASCII characters")
+        is_open = parts.scheme == "http"
+        kind = http.client.HTTPConnection if is_open else http.client.HTTPSConnection
+        self._connect = partial(kind, parts.netloc, timeout=timeout_s)
         self._timeout_s = timeout_s
 
     def exposition(self) -> str:
         """The answer of /metrics, unparsed."""
-        status, body = self._request("GET", "/metrics")
+        status, body = self.get("/metrics")
         if status != 200:
             raise ToldError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
         return body.decode("utf-8", "replace")
 
-    def ask(self, method: str, path: str, body: str | None = None) -> Any:
-        """The JSON that it answers with."""
-        status, content = self._request(method, path, body)
-        try:
-            answer = json.loads(content)
-        except (ValueError, RecursionError):
-            answer = None
-        if status == 401:
-            raise ToldError(f"{self.url} wants a key; give it with --api-key or VLLM_API_KEY")
-        if status != 200 or answer is None:
-            said = answer.get("error", answer) if isinstance(answer, dict) else None
-            message = said.get("message") if isinstance(said, dict) else None
-            raise self._no_api(f"{method} {path}: HTTP {status}{f', {message}' if message else ''}")
-        return answer
-
-    def _no_api(self, why: str) -> ToldError:
-        return ToldError(
-            f"{self.url} answers, but not as vLLM's OpenAI API does ({why}); "
-            "check host, port and path"
-        )
-
-    def _request(self, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
-        """Return status and body. Size and time are bounded, however slowly the bytes arrive."""
-        ended = threading.Event()
-        connection, reader = self._connect(), None
-
-        def hang_up() -> None:  # wakes up the reader
-            ended.set()
-            if open_socket := connection.sock or reader:
-                with contextlib.suppress(OSError):
-                    open_socket.shutdown(socket.SHUT_RDWR)
-
-        clock = threading.Timer(self._timeout_s, hang_up)
-        clock.daemon = True
-        try:
-            clock.start()
-            connection.connect()
-            reader = connection.sock  # which the connection drops if an answer has no length
-            connection.request(method, self._path + path, body, self._headers)
-            response = connection.getresponse()
-            content = response.read(MAX_BODY + 1)
-            if ended.is_set():  # a body without a length simply ends when we hang up
-                raise TimeoutError
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            why = str(error) or type(error).__name__
-            why = f"not whole within {self._timeout_s:g} s" if ended.is_set() else why
-            raise ToldError(
-                f"no answer from {self.url} ({why}); is the server up, and is this its address?"
-            ) from None
-        finally:
-            clock.cancel()
-            connection.close()
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body. Size and time are bounded, however slowly the bytes arrive."""
+        until, content = time.monotonic() + self._timeout_s, bytearray()
+        with contextlib.closing(self._connect()) as connection:
+            try:
+                connection.request("GET", self._path + path, headers=self._headers)
+                response = connection.getresponse()
+                while len(content) <= MAX_BODY and (part := response.read1(1 << 16)):
+                    content += part
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"not whole within {self._timeout_s:g} s")
+                if response.length and len(content) <= MAX_BODY:
+                    raise http.client.IncompleteRead(bytes(content), response.length)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                why = str(error) or type(error).__name__
+                raise ToldError(
+                    f"no answer from {self.url} ({why}); is the server up, and is this its address?"
+                ) from None
         if len(content) > MAX_BODY:
-            raise self._no_api(f"{method} {path}: more than {MAX_BODY >> 20} MiB")
-        return response.status, content
+            raise ToldError(f"{self.url}{path} has more than {MAX_BODY >> 20} MiB; is this vLLM?")
+        return response.status, bytes(content)
 
 
 def _address(url: str) -> SplitResult:
     """Split the address; if it is not one, ToldError, without its secrets."""
-    wrong = ToldError(f"{hidden(url)!r} is no server address; give one like http://localhost:8000")
     try:
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        port, host = parts.port, parts.hostname or ""
-        host.encode("idna")
-    except ValueError:  # wrong brackets, port or name
-        raise wrong from None
-    is_plain = parts.path.isascii() and parts.path.isprintable() and " " not in parts.path
-    if parts.scheme not in ("http", "https") or not host or port == 0 or not is_plain:
-        raise wrong
+        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # wrong brackets or port
+        is_one = False
+    if not is_one:
+        raise ToldError(
+            f"{hidden(url)!r} is no server address; give one like http://localhost:8000"
+        )
     if "@" in parts.netloc or parts.query:
         raise ToldError(
             f"{hidden(url)!r} has a password or more behind the path, which is not sent; give the "

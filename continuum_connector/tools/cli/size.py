@@ -7,6 +7,7 @@ program. 0.8 is where hits collapse in measurements of full tiers: 0.75 to 0.87 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass
@@ -120,15 +121,10 @@ def _bytes(option: str, text: str) -> int:
     """0 if the option is not given."""
     if not text:
         return 0
-    try:
-        found = parse_bytes(text)
-    except ValueError as error:
-        raise ToldError(f'{option}: {error}; write one such as "128KiB" or "55GiB"') from None
-    if found > MOST:
-        raise ToldError(f"{option} {text} is more than any machine has")
-    if found == 0:
-        raise ToldError(f"{option} is 0, which holds nothing")
-    return found
+    with contextlib.suppress(ValueError):
+        if 0 < (found := parse_bytes(text)) <= MOST:
+            return found
+    raise ToldError(f'{option}: {text!r} is not a size here; write one such as "128KiB" or "55GiB"')
 
 
 # --- what a context takes --------------------------------------------------------------------

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from threading import Event
 from typing import Annotated
 
 import typer
@@ -27,7 +26,6 @@ from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.terminal import name, terminal
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
-TIMEOUT_S = 5.0  # a server that takes longer to answer /metrics counts as gone
 NO_CONNECTOR = (
     "ContinuumConnector does not run there, so there is nothing to show; to run it, serve with: "
     '--kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
@@ -58,33 +56,45 @@ def top(
     It reads /metrics, needs nothing else on the server and changes nothing there. If the server
     goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied.
     """
-    watch, console = Watch(Server(url, api_key, TIMEOUT_S)), terminal()
+    server, console = Server(url, api_key), terminal()
     # So that the terminal is left clean.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if once or not console.is_terminal:
-        for wait_s in (0.0, interval):
-            _look(watch, wait_s)
-            if watch.trouble:
-                raise ToldError(watch.trouble)
-        console.print(screen(watch.url, watch.shown, ""))
+        first = scrape(server, time.monotonic())
+        _wait(interval)
+        now = scrape(server, time.monotonic())
+        console.print(screen(server.url, (now, now.since(first)), ""))
         return
+    watch = Watch(server)
     with Live(console=console, screen=True, auto_refresh=False) as live:
-        wait_s = 0.0
         while True:
-            _look(watch, wait_s)
-            trouble = f"{watch.trouble}\n{watch.gone}".strip()
-            live.update(screen(watch.url, watch.shown, trouble), refresh=True)
-            wait_s = interval
+            watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
+            live.update(screen(server.url, watch.shown, watch.trouble), refresh=True)
+            _wait(interval)
+
+
+def scrape(server: Server, now: float) -> Scrape:
+    """What it counts. ToldError if it does not answer, or has no connector."""
+    found = Scrape.parse(server.exposition(), now)
+    if not any(name.startswith("continuum:") for name in found.samples):
+        raise ToldError(NO_CONNECTOR)
+    return found
+
+
+def _wait(seconds: float) -> None:
+    # A Ctrl-C just before a sleep begins is seen when that ends, so none is long.
+    until = time.monotonic() + seconds
+    while (left_s := until - time.monotonic()) > 0:
+        time.sleep(min(left_s, 0.5))
 
 
 class Watch:
     """Looks at a server again and again. `shown`: what it says now, and what was added; None until
-    it was seen twice. `trouble`, `gone`: why it does not answer and since when, "" if it does."""
+    it was seen twice. `trouble`: why it does not answer, and since when; "" if it does."""
 
     def __init__(self, server: Server) -> None:
-        self.url = server.url
         self.shown: tuple[Scrape, Scrape] | None = None
-        self.trouble = self.gone = ""
+        self.trouble = ""
         self._server = server
         self._scrapes: deque[Scrape] = deque()
         self._gone_at: tuple[str, float] | None = None
@@ -92,31 +102,20 @@ class Watch:
     def look(self, now: float, wall: str) -> None:
         """Scrape once. `now`: monotonic seconds. `wall`: the time of day."""
         try:
-            scrape = Scrape.parse(self._server.exposition(), now)
-            if not any(name.startswith("continuum:") for name in scrape.samples):
-                raise ToldError(NO_CONNECTOR)
+            found = scrape(self._server, now)
         except ToldError as error:
             at, since = self._gone_at = self._gone_at or (wall, now)
-            self.trouble = shown(str(error))
-            self.gone = f"So since {at}, for {now - since:.0f} s by now; asking again."
+            gone = f"So since {at}, for {now - since:.0f} s by now; asking again."
+            self.trouble = f"{shown(str(error))}\n{gone}"
             return
-        if self.trouble:  # what happened while it was gone is no rate of now
+        if self._gone_at:  # what happened while it was gone is no rate of now
             self._scrapes.clear()
-            self.trouble = self.gone = ""
-            self._gone_at = None
-        self._scrapes.append(scrape)
+            self.trouble, self._gone_at = "", None
+        self._scrapes.append(found)
         while len(self._scrapes) > 2 and self._scrapes[1].at <= now - WINDOW_S:
             self._scrapes.popleft()
         if len(self._scrapes) > 1:
-            self.shown = scrape, scrape.since(self._scrapes[0])
-
-
-def _look(watch: Watch, after_s: float) -> None:
-    # A Ctrl-C just before a wait begins is seen when that wait ends, so none is long.
-    until = time.monotonic() + after_s
-    while (left_s := until - time.monotonic()) > 0:
-        Event().wait(min(left_s, 0.5))
-    watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
+            self.shown = found, found.since(self._scrapes[0])
 
 
 # --- the screen -----------------------------------------------------------------------------
@@ -137,15 +136,19 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
     """The whole screen. `seen`: what a Watch has shown. `trouble`: why that is old, "" if it is
     not."""
     head = Text.assemble(("continuum top  ", "bold"), url, no_wrap=True, overflow="ellipsis")
-    parts: list[RenderableType] = [head]
-    if trouble:
-        parts.append(Text(trouble, "bold red"))
+    parts: list[RenderableType] = [head, *([Text(trouble, "bold red")] if trouble else [])]
     last = "seconds"
     if seen is not None:
         now, added = seen
         num_engines = max(1, len({*now.by("vllm:kv_cache_usage_perc", "engine")} - {""}))
         last = f"{added.at:.0f} s"
-        _about(head, now, num_engines)
+        models = sorted({*now.by("vllm:num_requests_running", "model_name")} - {""})
+        head.append(f"  {', '.join(models)}", "bold")
+        head.append(f"  {num_engines} engines" if num_engines > 1 else "")
+        off = now.each("continuum:switched_on").count(0.0)
+        where = f" on {off}" if off < num_engines else ""
+        state = f"off{where}: the server's log says why" if off else "on"
+        head.append("  ").append(state, "bold yellow" if off else "bold green")
         for rows in (_shares(now, added, num_engines), _rates(now, added)):
             names = Column(width=11, style="bold", no_wrap=True)
             table = Table.grid(names, Column(ratio=1, overflow="fold"), padding=(0, 1))
@@ -154,19 +157,6 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
                     table.add_row(row, "  ".join(filter(None, facts)))
             parts += [Text(), table]
     return Group(*parts, Text(), Text(f"Rates are of the last {last}. Ctrl-C ends.", "dim"))
-
-
-def _about(head: Text, now: Scrape, num_engines: int) -> None:
-    """Add the model to the first line, and whether the connector is on."""
-    models = sorted({*now.by("vllm:num_requests_running", "model_name")} - {""})
-    head.append(f"  {', '.join(models)}", "bold")
-    if num_engines > 1:
-        head.append(f"  {num_engines} engines")
-    if off := now.each("continuum:switched_on").count(0.0):
-        where = "" if off == num_engines else f" on {off}"
-        head.append("  ").append(f"off{where}: the server's log says why", "bold yellow")
-    else:
-        head.append("  ").append("on", "bold green")
 
 
 # --- VRAM, the tiers below it, and where prompts were -----------------------------------------
@@ -328,10 +318,8 @@ def _worst(outcomes: Mapping[str, float]) -> Facts:
     if not bad:
         return [f"[green]nothing was lost by {total:,.0f} decisions[/]"]
     worst = ((name(each).replace("_", " ", 1), num) for each, num in bad[:NUM_WORST])
-    return [
-        *(f"{each} {_percent(num / total)}" for each, num in worst),
-        f"of {total:,.0f} decisions",
-    ]
+    lost = (f"{each} {_percent(num / total)}" for each, num in worst)
+    return [*lost, f"of {total:,.0f} decisions"]
 
 
 def _most(counts: Mapping[str, float]) -> list[tuple[str, float]]:
