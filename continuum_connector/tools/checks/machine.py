@@ -10,7 +10,6 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -30,15 +29,12 @@ Seen = TypeVar("Seen")
 @dataclass(frozen=True)
 class Machine:
     """`root`: where /proc and /sys are. `environ`: what the server would inherit. `ask`: runs
-    ask.py in a process of its own and returns its answer. `run`: returns a program's output, None
-    if it failed."""
+    ask.py in a process of its own and returns its answer."""
 
     root: Path
     environ: Mapping[str, str]
     ask: Callable[..., dict[str, Any]]
-    run: Callable[[list[str]], str | None]
     plugins: Mapping[str, str]  # entry points of vllm.general_plugins: name to object
-    memlock: int | None  # bytes; None: no limit
 
     def see(self, about: str, kind: type[Seen], *words: str) -> Seen:
         """What it answers to `ask`, in one of the structs below."""
@@ -85,15 +81,12 @@ class Machine:
 
 def this_machine(environ: Mapping[str, str]) -> Machine:
     """The machine that we run on, for a server that starts with `environ`."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     found = importlib.metadata.entry_points(group="vllm.general_plugins")
     return Machine(
         Path("/"),
         environ,
         lambda about, *words: _ask(about, words, environ),
-        lambda words: _run(words, environ),
         {each.name: each.value for each in found},
-        None if limit == resource.RLIM_INFINITY else limit,
     )
 
 
@@ -120,13 +113,6 @@ def _ask(about: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[s
                 return dict(json.loads(line))
     said = (troubles.strip().splitlines() or [f"exit status {process.returncode}"])[-1]
     return {"trouble": said}
-
-
-def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
-    none = subprocess.DEVNULL
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(words, stderr=none, text=True, timeout=30, env=environ)
-    return None
 
 
 class Kv(msgspec.Struct, frozen=True):
@@ -209,8 +195,7 @@ class DiskSeen(msgspec.Struct, frozen=True):
     """The folder of the disk tier. `place`: the folder, or the one above if it does not exist yet.
     `trouble`: why no file can be made there. `exists`, `mode`, `is_ours`: whether it is there, its
     permissions, whether we own it. `num_bytes`, `free_bytes`: size and free space of its file
-    system. `slabs`: bytes that each of the tier's own files takes in it. `is_direct`: whether it
-    supports O_DIRECT. `read_bytes`: how much of a temporary file was read that way."""
+    system. `slabs`: bytes that each of the tier's own files takes in it."""
 
     trouble: str = ""
     place: str = ""
@@ -220,9 +205,6 @@ class DiskSeen(msgspec.Struct, frozen=True):
     num_bytes: int = 0
     free_bytes: int = 0
     slabs: dict[str, int] = msgspec.field(default_factory=dict)
-    is_direct: bool = False
-    read_bytes: int = 0
-    bytes_per_s: float = 0.0
 
 
 # --- what a check finds -----------------------------------------------------------------------

@@ -249,11 +249,7 @@ FAMILIES = (
     Family("DeepSeek V3.1", r"deepseek-v3\.1", ("deepseek_v31",), "deepseek_v3"),
     Family("DeepSeek R1", r"deepseek-r1(?!-distill|.*qwen)", ("deepseek_v3",), "deepseek_r1"),
     Family("DeepSeek V3", r"deepseek-v3", ("deepseek_v3",)),
-    Family(
-        "Mistral, Mixtral, Ministral, Devstral",
-        r"(devstral|ministral|mistral|mixtral)",
-        ("mistral",),
-    ),
+    Family("Mistral, Mixtral, Ministral, Devstral", r"(dev|mini|mi)stral|mixtral", ("mistral",)),
     Family("Llama 4", r"llama-4", ("llama4_pythonic", "llama4_json")),
     Family("Llama 3.1, 3.2, 3.3", r"llama-3\.[123]", ("llama3_json", "llama4_json")),
     Family("Gemma 4", r"gemma-4", ("gemma4",), "gemma4"),
