@@ -62,7 +62,7 @@ def test_the_example_has_lines_as_they_are_printed() -> None:
     shown = re.search(r"```text\n(.*?)```", TEXT, re.DOTALL)
     assert shown
     rows = shown[1].splitlines()
-    verdicts = "|".join(v.value for v in command.STYLES)
+    verdicts = "|".join(v.value for v in command.MEANS)
     assert all(re.match(rf"({verdicts}) +\S", row) for row in rows[:-1])
     count = {v: sum(row.startswith(v) for row in rows) for v in ("error", "warning")}
     assert count == {"error": 2, "warning": 1}

@@ -9,25 +9,17 @@ is downloaded.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
 
 from continuum_connector.memory import size
 from continuum_connector.scheduler.kv_groups import STATE
-from continuum_connector.tools.checks.machine import (
-    Kv,
-    Line,
-    Machine,
-    Verdict,
-    VllmSeen,
-    error,
-    ok,
-    several,
-    unseen,
-    warning,
-)
+from continuum_connector.tools.checks.lines import Line, error, ok, several, unseen, warning
+from continuum_connector.tools.checks.machine import Kv, Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm import proven
 from continuum_connector.vllm.proven import FP8_DTYPES, KINDS, Group, Server
@@ -37,7 +29,6 @@ AS_STOCK = "none yet: it works, as without the connector"
 MODELOPT = "hf_quant_config.json"  # beside config.json
 MAX_BYTES = 16 << 20  # of a config.json; the largest are a few hundred KB
 BLOCK_SIZE = 16  # tokens
-MOST, MOST_LAYERS = 1 << 40, 100_000  # the largest number that we accept; the most layers
 # Models whose code does what their config.json says in these keys, and nothing besides.
 PLAIN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "olmo2")
 _OTHER = (  # keys of layers that keep something else, in models of these types, too
@@ -89,11 +80,11 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
 
 def _tiers(plan: Plan, no_tier: str, no_disk: str) -> Iterator[Line]:
     """The tiers that are asked for and refused. Without a DRAM tier nothing is said of the disk."""
-    if plan.config.dram_bytes != 0 and no_tier:
-        cure = "set dram_bytes = 0, or serve without what it names"
-        line = error("DRAM tier", no_tier, cure)
-        is_asked = plan.config.dram_bytes is not None
-        yield line if is_asked else line._replace(verdict=Verdict.WARNING)
+    cure = "set dram_bytes = 0, or serve without what it names"
+    if no_tier and plan.config.dram_bytes is None:
+        yield warning("DRAM tier", no_tier, cure)
+    elif no_tier and plan.config.dram_bytes:
+        yield error("DRAM tier", no_tier, cure)
     elif plan.config.disk_path and no_disk:
         yield error("disk tier", no_disk, "leave disk_path and disk_bytes out, or what it names")
 
@@ -218,8 +209,7 @@ class ShapeError(ValueError):
     """This config.json alone does not say what the KV cache will be."""
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """`token_bytes`: of one layer, over all KV heads."""
 
     architecture: str
@@ -233,6 +223,20 @@ class Shape:
         return num_tokens * self.num_layers * self.token_bytes * copies
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)] | None
+
+
+class _Config(msgspec.Struct):
+    """What counts of config.json."""
+
+    num_attention_heads: Count = None
+    num_key_value_heads: Count = None
+    head_dim: Count = None
+    hidden_size: Count = None
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=0, lt=100_000)] | None = None
+    architectures: list[str] | None = None
+
+
 def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
     """Read the model's config.json. `model`: a folder, its config.json, or a name on the Hub."""
     found = _find(model, environ)
@@ -242,8 +246,7 @@ def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
     except OSError as failure:
         raise BrokenModelError(f"{found} cannot be read ({failure.strerror})") from None
     except (ValueError, RecursionError) as failure:
-        why = "too deep" if isinstance(failure, RecursionError) else failure
-        raise BrokenModelError(f"{found} is no JSON ({why})") from None
+        raise BrokenModelError(f"{found} is no JSON ({failure})") from None
     if not isinstance(config, dict):
         raise BrokenModelError(f"{found} is no JSON object")
     if (found.parent / MODELOPT).is_file():
@@ -253,20 +256,14 @@ def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _find(model: str, environ: Mapping[str, str]) -> Path:
     """The file, in a folder or in the cache of downloads."""
-    try:
-        path = Path(model).expanduser()
-        file = path if path.suffix == ".json" else path / "config.json"
-        if file.is_file():
-            return file
-        exists, is_other = path.exists(), path.is_file() or (path / "params.json").is_file()
-    except (OSError, RuntimeError) as why:  # the name is too long, or `~` names no user
-        raise BrokenModelError(f"{model} is no folder ({why})") from None
-    if is_other:
+    path = os.path.expanduser(model)
+    file = path if path.endswith(".json") else os.path.join(path, "config.json")
+    if os.path.isfile(file):
+        return Path(file)
+    if os.path.isfile(path) or os.path.isfile(os.path.join(path, "params.json")):
         raise NoModelError(f"{model} has no config.json, and other formats are not read here")
-    if exists:
+    if os.path.exists(path) or model.startswith(("/", ".", "~")):
         raise BrokenModelError(f"there is no config.json in {model}, so no server starts with it")
-    if model.startswith(("/", ".", "~")):
-        raise BrokenModelError(f"there is no folder {model}, so no server starts with it")
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -285,42 +282,27 @@ def _find(model: str, environ: Mapping[str, str]) -> Path:
 
 
 def read_shape(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> Shape:
-    """Read config.json as vLLM would with this type of the KV cache. Raises ShapeError."""
-    heads, layers = _number(config, "num_attention_heads"), _number(config, "num_hidden_layers")
-    kv_heads = _number(config, "num_key_value_heads") or heads
-    if layers > MOST_LAYERS:
-        raise _broken(f"{layers} layers are more than any model has")
-    model_type = config.get("model_type")
+    """Read config.json as vLLM would with this type of the KV cache. Raises ShapeError, and
+    BrokenModelError where no model has such sizes."""
     odd = next((key for key in _OTHER if config.get(key)), "")
     if config.get("sliding_window") and config.get("use_sliding_window") is not False:
         odd = "sliding_window"
-    if model_type not in PLAIN or odd:
+    if (model_type := config.get("model_type")) not in PLAIN or odd:
         what = f"{odd} is set" if odd else f"its model_type is {str(model_type)[:100]}"
         raise ShapeError(f"{what}, so only vLLM knows what its layers keep, and none is here")
+    try:
+        sizes = msgspec.convert(config, _Config)
+    except msgspec.ValidationError as why:
+        raise BrokenModelError(f"config.json is broken: {why}") from None
+    heads, layers = sizes.num_attention_heads, sizes.num_hidden_layers
     if not heads or not layers:
         raise ShapeError("num_attention_heads or num_hidden_layers is missing")
-    head = _number(config, "head_dim") or _number(config, "hidden_size") // heads
+    head = sizes.head_dim or (sizes.hidden_size or 0) // heads
     if not head:
         raise ShapeError("hidden_size is missing")
-    architectures = config.get("architectures") or ["?"]
-    if not isinstance(architectures, list):
-        raise _broken("architectures is no list")
+    kv_heads = sizes.num_key_value_heads or heads
     num_bytes = 2 * kv_heads * head * _value_bytes(config, kv_cache_dtype)
-    return Shape(str(architectures[0]), layers, kv_heads, num_bytes)
-
-
-def _broken(why: str) -> BrokenModelError:
-    return BrokenModelError(f"config.json is broken: {why}")
-
-
-def _number(config: Mapping[str, Any], name: str) -> int:
-    """The number under this key; 0 if there is none."""
-    value = config.get(name)
-    if isinstance(value, list):
-        raise ShapeError(f"{name} differs from layer to layer")
-    if value is not None and (not isinstance(value, int) or not 0 <= value < MOST):
-        raise _broken(f"{name} is {repr(value)[:100]}, which counts nothing")
-    return value or 0
+    return Shape((sizes.architectures or ["?"])[0], layers, kv_heads, num_bytes)
 
 
 def _value_bytes(config: Mapping[str, Any], kv_cache_dtype: str) -> int:
