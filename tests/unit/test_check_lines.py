@@ -305,10 +305,10 @@ WINDOWS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("extra", "fields", "verdict", "part"),
     [
-        ({"dram_bytes": 0}, {}, OK, "nothing is copied"),
-        ({"kv_layout": "stock"}, {}, OK, "kv_layout = stock"),
+        ({"dram_bytes": 0}, {}, OK, "vLLM's own"),
+        ({"kv_layout": "stock"}, {}, OK, "vLLM's own"),
         ({"kv_layout": "BLNHC"}, {}, OK, "BLNHC is asked for"),
-        ({}, {"vllm": {**VLLM, "platform": "cpu"}}, OK, "CPU attention"),
+        ({}, {"vllm": {**VLLM, "platform": "cpu"}}, OK, "vLLM's own"),
         ({}, {"vllm": {**VLLM, "has_layouts": False}}, WARNING, "before 0.29"),
         ({}, {"environ": {"VLLM_KV_CACHE_LAYOUT": "LBNHC"}}, WARNING, "wins over BLHNC"),
         ({}, {"environ": {"VLLM_KV_CACHE_LAYOUT": "BLHNC"}}, OK, "is asked for"),

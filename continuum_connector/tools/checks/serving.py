@@ -58,29 +58,28 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
 
 
 def _version(vllm: VllmSeen) -> Line:
-    if not vllm.is_installed and not vllm.trouble:
-        cure = "run this check with the Python that runs the server, or install vLLM there"
-        return error("vLLM", f"not installed in {sys.executable}, so nothing serves", cure)
     if vllm.trouble:
         cure = "reinstall vLLM and the torch it asks for"
         return error("vLLM", f"cannot be imported ({vllm.trouble})", cure)
-    here, tested = _release(vllm.version), [_release(each) for each in vllm.tested]
-    span = f"{vllm.tested[0]} to {vllm.tested[-1]}"
-    if here < tested[0]:
+    if not vllm.is_installed:
+        cure = "run this check with the Python that runs the server, or install vLLM there"
+        return error("vLLM", f"not installed in {sys.executable}, so nothing serves", cure)
+    # (0, 32) for "0.32.0+cpu"; a development build counts as the release that it precedes.
+    here, least, most = (
+        [int(each) for each in re.findall(r"\d+", version)[:2]]
+        for version in (vllm.version, vllm.tested[0], vllm.tested[-1])
+    )
+    span, cure = f"{vllm.tested[0]} to {vllm.tested[-1]}", "a tested release"
+    if here < least:
         return error("vLLM", f"{vllm.version} is older than what is tested, {span}", "upgrade vLLM")
     if vllm.lacks_all:
-        return error("vLLM", f"{vllm.lacks_all} (tested: {span})", "a tested release")
+        return error("vLLM", f"{vllm.lacks_all} (tested: {span})", cure)
     if vllm.lacks:
-        return warning("vLLM", f"{'; '.join(vllm.lacks)} (tested: {span})", "a tested release")
-    if here > tested[-1]:
+        return warning("vLLM", f"{'; '.join(vllm.lacks)} (tested: {span})", cure)
+    if here > most:
         text = f"{vllm.version} is newer than what is tested, {span}; it has every name that we "
         return warning("vLLM", f"{text}touch", "look at the log for `ContinuumConnector attached`")
     return ok("vLLM", f"{vllm.version}, within what is tested, {span}")
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """(0, 32) for "0.32.0+cpu". A development build counts as the release that it precedes."""
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
 
 
 def _plugin(machine: Machine, vllm: VllmSeen) -> Line:
@@ -174,8 +173,6 @@ def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
     if why := why_aside(is_on, ""):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("prefix caching", text, cure)
-    if not vllm.kv and plan.enable_prefix_caching is None and vllm.version and not vllm.has_layouts:
-        return ok("prefix caching", "on, unless the model has states")
     return ok("prefix caching", "on")
 
 
@@ -191,16 +188,11 @@ def _scheduler(plan: Plan) -> Line:
 def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     """The KV cache layout that is requested. Only the attention backend knows whether it can."""
     config, named = plan.config, machine.environ.get("VLLM_KV_CACHE_LAYOUT")
-    if config.dram_bytes == 0:
-        return ok("KV layout", "vLLM's own: without a DRAM tier nothing is copied")
-    if config.kv_layout == "stock":
-        text = "vLLM's own, as kv_layout = stock says: one copy per layer and block"
-        return ok("KV layout", text)
+    if config.dram_bytes == 0 or config.kv_layout == "stock" or vllm.platform == "cpu":
+        return ok("KV layout", "vLLM's own")
     if not vllm.version:
         text = "without vLLM here, nobody knows whether it can be asked for one"
         return unseen("KV layout", text)
-    if vllm.platform == "cpu":
-        return ok("KV layout", "vLLM's own: CPU attention has no other")
     if not vllm.has_layouts:
         text = "vLLM before 0.29 has one tensor per layer: a block is one copy per layer"
         return warning("KV layout", text, "VLLM_USE_V2_MODEL_RUNNER=0, or vLLM 0.29 or later")
@@ -283,22 +275,17 @@ def _parser_line(plan: Plan, family: Family | None, vllm: VllmSeen) -> Line:
     wanted = f"--enable-auto-tool-choice --tool-call-parser {meant}"
     if family and family.reasoning:
         wanted += f" --reasoning-parser {family.reasoning}"
-    if not named and not plan.enable_auto_tool_choice:
+    if not named:  # with --enable-auto-tool-choice vLLM itself refuses it
         text = "no tool parser is named: requests with tools get 400, or their calls stay text"
         return warning("tools", text, f"for agents add {wanted}")
-    if not named:
-        text = "--enable-auto-tool-choice without --tool-call-parser, so vLLM stops at start"
-        return error("tools", text, f"add {wanted}")
     if not plan.enable_auto_tool_choice:
         text = f"{named} is unused without --enable-auto-tool-choice: requests with tools get 400"
         return warning("tools", text, "add --enable-auto-tool-choice")
     if plan.tool_parser_plugin:
         return ok("tools", f"calls are read by {named}, which may come from your plugin")
     if vllm.tool_parsers and named not in vllm.tool_parsers:
-        text = f"vLLM {vllm.version} has no tool parser {named[:100]!r}"
-        return error(
-            "tools", f"{text}, so the server stops at start", f"--tool-call-parser {meant}"
-        )
+        text = f"vLLM {vllm.version} has no tool parser {named[:100]!r}: the server stops at start"
+        return error("tools", text, f"--tool-call-parser {meant}")
     if family is None:
         return ok("tools", f"calls are read by {named}; whether this model writes so is not known")
     if named not in family.tools:
