@@ -29,13 +29,11 @@ VLLM = {
 KV: dict[str, Any] = {
     "device": "sm_90",
     "architecture": "LlamaForCausalLM",
-    "runner": "generate",
     "aside": "",
     "no_tier": "",
     "no_disk": "",
     "layers": [["FullAttentionSpec", None, 32]],
     "groups": [["FullAttentionSpec", 16, None]],
-    "hash_size": 16,
     "block_bytes": 32 * 16 * 4096,
     "num_ranks": 1,
     "prefix_caching": True,
