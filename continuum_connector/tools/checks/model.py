@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -48,26 +48,21 @@ _WORDS = {
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
-    kv = None if plan.hides_its_model else vllm.kv
-    if kv is None:
-        yield _not_built(machine, plan, vllm)
+    kv: Kv | Line | None = vllm.kv
+    if kv is None or plan.hides_its_model:
+        kv = _not_built(machine, plan, vllm)
+    if isinstance(kv, Line):
+        yield kv
         # What is known without a model: its layers are taken for full attention.
-        seen = Server(
-            kv_cache_dtype=plan.kv_cache_dtype,
-            pipeline_parallel=plan.pipeline_parallel_size,
-            executor=plan.distributed_executor_backend,
-            has_drafts=plan.drafts,
-            has_lora=plan.enable_lora,
-            fails_by_request=vllm.fails_by_request or not vllm.version,  # unseen: do not blame it
-            leaves_right_states=vllm.mends_drafted_states or not vllm.version,
-        )
+        seen = _server(plan, vllm)
         yield from _tiers(plan, proven.why_no_tier(seen), proven.why_no_disk(seen))
         return
     text = f"{kv.architecture} is served: {in_words(kv)}; {size(token_bytes(kv))} per token"
     if states := state_blocks(kv):
         num_bytes = size(kv.block_bytes * len(states))
         text += f", {num_bytes} of states per turn, blocks of {max(states):,} tokens"
-    served = ok("model", f"{text}, as vLLM makes them on {kv.device}")
+    says = f"as vLLM makes them on {kv.device}" if kv.device else "by config.json alone"
+    served = ok("model", f"{text}, {says}")
     if kv.aside and kv.aside != proven.why_aside(False, ""):  # of which another line speaks
         served = error("model", f"the connector steps aside: {kv.aside}", AS_STOCK)
     yield served
@@ -89,8 +84,21 @@ def _tiers(plan: Plan, no_tier: str, no_disk: str) -> Iterator[Line]:
         yield error("disk tier", no_disk, "leave disk_path and disk_bytes out, or what it names")
 
 
-def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
-    """The line where vLLM makes no KV cache of this model here."""
+def _server(plan: Plan, vllm: VllmSeen) -> Server:
+    """The server of a model with full attention."""
+    return Server(
+        kv_cache_dtype=plan.kv_cache_dtype,
+        pipeline_parallel=plan.pipeline_parallel_size,
+        executor=plan.distributed_executor_backend,
+        has_drafts=plan.drafts,
+        has_lora=plan.enable_lora,
+        fails_by_request=vllm.fails_by_request or not vllm.version,  # unseen: do not blame it
+        leaves_right_states=vllm.mends_drafted_states or not vllm.version,
+    )
+
+
+def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Kv | Line:
+    """What config.json alone says, where vLLM makes no KV cache of this model here; or why not."""
     if plan.hides_its_model:
         text = "only who runs it knows which; vLLM's own default is not what is meant"
         return unseen("model", text, "paste it with the model's name, or give --model")
@@ -104,7 +112,7 @@ def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
         if vllm.not_seen:
             text = f"this vLLM cannot say here what its layers keep: {vllm.not_seen[:400]}"
             return unseen("model", text, LOG)
-        shape = read_shape(config, plan.kv_cache_dtype)
+        kv = by_config(config, plan, vllm)
     except BrokenModelError as why:
         if plan.is_inside and model.startswith(("/", ".", "~")):
             text = f"{model} is a path in the container, so it is not seen from here"
@@ -117,18 +125,10 @@ def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     except ShapeError as why:
         text = f"whether it is served cannot be told from config.json alone: {why}"
         return unseen("model", text, LOG)
-    if vllm.architectures and shape.architecture not in vllm.architectures:
-        text = f"this vLLM has no generating model {shape.architecture[:100]} of its own"
+    if vllm.architectures and kv.architecture not in vllm.architectures:
+        text = f"this vLLM has no generating model {kv.architecture[:100]} of its own"
         return unseen("model", text, f"see whether it serves it at all; {LOG}")
-    try:
-        group = Group(FULL, BLOCK_SIZE)
-        proven.check_groups([group], BLOCK_SIZE, plan.decode_context_parallel_size)
-    except ValueError as why:
-        aside = proven.why_aside(True, str(why))
-        return error("model", f"the connector steps aside: {aside}", AS_STOCK)
-    token = size(shape.context_bytes(1, plan.tensor_parallel_size))
-    text = f"{shape.architecture} is served: {shape.num_layers} layers of full attention; {token} "
-    return ok("model", f"{text}per token, by config.json alone")
+    return kv
 
 
 def _states(plan: Plan, kv: Kv, block: int) -> Iterator[Line]:
@@ -209,20 +209,6 @@ class ShapeError(ValueError):
     """This config.json alone does not say what the KV cache will be."""
 
 
-class Shape(NamedTuple):
-    """`token_bytes`: of one layer, over all KV heads."""
-
-    architecture: str
-    num_layers: int
-    num_heads: int
-    token_bytes: int
-
-    def context_bytes(self, num_tokens: int, num_ranks: int = 1) -> int:
-        """KV bytes of so many tokens. Where there are more ranks than heads, several keep one."""
-        copies = max(1, num_ranks // self.num_heads)
-        return num_tokens * self.num_layers * self.token_bytes * copies
-
-
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)] | None
 
 
@@ -281,9 +267,9 @@ def _find(model: str, environ: Mapping[str, str]) -> Path:
     return Path(found)
 
 
-def read_shape(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> Shape:
-    """Read config.json as vLLM would with this type of the KV cache. Raises ShapeError, and
-    BrokenModelError where no model has such sizes."""
+def by_config(config: Mapping[str, Any], plan: Plan, vllm: VllmSeen) -> Kv:
+    """The KV cache that vLLM would make by config.json. Raises ShapeError, and BrokenModelError
+    where no model has such sizes."""
     odd = next((key for key in _OTHER if config.get(key)), "")
     if config.get("sliding_window") and config.get("use_sliding_window") is not False:
         odd = "sliding_window"
@@ -301,8 +287,29 @@ def read_shape(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> Shape
     if not head:
         raise ShapeError("hidden_size is missing")
     kv_heads = sizes.num_key_value_heads or heads
-    num_bytes = 2 * kv_heads * head * _value_bytes(config, kv_cache_dtype)
-    return Shape((sizes.architectures or ["?"])[0], layers, kv_heads, num_bytes)
+    # Where there are more ranks than heads, several keep one.
+    heads_kept = kv_heads * max(1, plan.tensor_parallel_size // kv_heads)
+    num_bytes = 2 * heads_kept * head * _value_bytes(config, plan.kv_cache_dtype)
+    aside, seen = "", _server(plan, vllm)
+    try:
+        group = Group(FULL, BLOCK_SIZE)
+        proven.check_groups([group], BLOCK_SIZE, plan.decode_context_parallel_size)
+    except ValueError as why:
+        aside = proven.why_aside(True, str(why))
+    return Kv(
+        device="",
+        architecture=(sizes.architectures or ["?"])[0],
+        aside=aside,
+        no_tier=proven.why_no_tier(seen),
+        no_disk=proven.why_no_disk(seen),
+        layers=((FULL, None, layers),),
+        groups=((FULL, BLOCK_SIZE, None),),
+        block_bytes=BLOCK_SIZE * layers * num_bytes,
+        num_ranks=plan.tensor_parallel_size * plan.pipeline_parallel_size,
+        prefix_caching=plan.enable_prefix_caching is not False,
+        drops_a_block=False,
+        server=seen._asdict(),
+    )
 
 
 def _value_bytes(config: Mapping[str, Any], kv_cache_dtype: str) -> int:
