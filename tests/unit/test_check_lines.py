@@ -470,7 +470,7 @@ def test_stages_have_a_tier_where_the_executor_passes_their_reports_on(tmp_path:
         ({"layer_types": ["novel"] * 32}, "layer_types is set"),
         ({"sliding_window": 4096}, "sliding_window is set"),
         ({"model_type": "gemma3"}, "its model_type is gemma3"),
-        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": None}, "num_hidden_layers or hidden_size is missing"),
         ({"quantization_config": {"kv_cache_quant_algo": "NVFP4"}}, "may name the type"),
         ({"dtype": "int3"}, "int3"),
         ({"model_type": "minicpm3", "kv_lora_rank": 256}, "only vLLM knows"),

@@ -281,11 +281,9 @@ def by_config(config: Mapping[str, Any], plan: Plan, vllm: VllmSeen) -> Kv:
     except msgspec.ValidationError as why:
         raise BrokenModelError(f"config.json is broken: {why}") from None
     heads, layers = sizes.num_attention_heads, sizes.num_hidden_layers
-    if not heads or not layers:
-        raise ShapeError("num_attention_heads or num_hidden_layers is missing")
-    head = sizes.head_dim or (sizes.hidden_size or 0) // heads
-    if not head:
-        raise ShapeError("hidden_size is missing")
+    head = sizes.head_dim or (sizes.hidden_size or 0) // (heads or 1)
+    if not (heads and layers and head):
+        raise ShapeError("num_attention_heads, num_hidden_layers or hidden_size is missing")
     kv_heads = sizes.num_key_value_heads or heads
     # Where there are more ranks than heads, several keep one.
     heads_kept = kv_heads * max(1, plan.tensor_parallel_size // kv_heads)
