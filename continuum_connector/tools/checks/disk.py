@@ -25,7 +25,6 @@ REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "virtiofs", "lustre", "gp
 LAYERED = ("overlay", "aufs")
 COPYING = ("btrfs", "zfs", "bcachefs")
 ELSEWHERE = "a folder on a local drive, ext4 or xfs"
-WRITABLE = "name a file in a folder that exists and is writable"
 
 
 def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
@@ -154,7 +153,8 @@ def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
         yield ok("trace_path", f"one line per decision and outcome: {path}")
     elif path:
         text = f"{path} cannot be written, so the server stops at start"
-        yield error("trace_path", text, f"{WRITABLE}, or leave it empty")
+        cure = "name a file in a folder that exists and is writable, or leave it empty"
+        yield error("trace_path", text, cure)
     if config.switch_path:
         yield _switch(machine, config.switch_path)
 

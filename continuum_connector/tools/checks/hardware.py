@@ -55,20 +55,18 @@ def _cuda_lines(machine: Machine, plan: Plan, cuda: CudaSeen, platform: str) -> 
         text = f"the CUDA driver does not start: {cuda.trouble} ({cuda.code})"
         yield error("GPU", text, CURES.get(cuda.code, "look at nvidia-smi and dmesg"))
     else:
-        yield _gpus(plan, cuda)
+        names = sorted({f"{gpu.name} ({size(gpu.num_bytes)})" for gpu in cuda.gpus})
+        found = f"{several('GPU', len(cuda.gpus))}: {', '.join(names)}"
+        if len(cuda.gpus) < plan.num_gpus:
+            text = f"the server needs {plan.num_gpus} on this node, CUDA shows {found}"
+            cure = "lower --tensor-parallel-size, or correct CUDA_VISIBLE_DEVICES"
+            yield error("GPU", text, cure)
+        else:
+            yield ok("GPU", found)
         yield _driver(machine, cuda)
         if is_other:
             text = f"vLLM serves on {platform}, though there is a GPU"
             yield warning("platform", text, "install the CUDA build of vLLM")
-
-
-def _gpus(plan: Plan, cuda: CudaSeen) -> Line:
-    names = sorted({f"{gpu.name} ({size(gpu.num_bytes)})" for gpu in cuda.gpus})
-    found = f"{several('GPU', len(cuda.gpus))}: {', '.join(names)}"
-    if len(cuda.gpus) < plan.num_gpus:
-        text = f"the server needs {plan.num_gpus} on this node, CUDA shows {found}"
-        return error("GPU", text, "lower --tensor-parallel-size, or correct CUDA_VISIBLE_DEVICES")
-    return ok("GPU", found)
 
 
 def _driver(machine: Machine, cuda: CudaSeen) -> Line:
@@ -90,7 +88,7 @@ def _link(machine: Machine, gpu: Gpu) -> Line:
     own_speed = _speed(machine, at)
     if not (width and most and own_speed):
         return unseen("PCIe link", "the kernel does not say (a virtual machine?)")
-    slot_speed = _speed(machine, machine.real(at).rpartition("/")[0]) or own_speed
+    slot_speed = _speed(machine, str((machine.root / at).resolve().parent)) or own_speed
     speed = min(own_speed, slot_speed)
     rate = speed * width * (0.8 if speed < 8.0 else 128 / 130) / 8  # before packets' overhead
     said = f"x{width} at {speed:g} GT/s, {rate:.0f} GB/s a way"
@@ -112,15 +110,15 @@ def _speed(machine: Machine, device: str) -> float:
 # --- near memory ------------------------------------------------------------------------------
 def _numa_lines(machine: Machine, plan: Plan, gpus: tuple[Gpu, ...]) -> Iterator[Line]:
     """Is there room for each GPU's share on its own node?"""
-    nodes = [name for name in machine.names(NODES) if name.removeprefix("node").isdecimal()]
-    if not nodes:
+    num = len([*machine.root.glob(f"{NODES}/node[0-9]*")])
+    if not num:
         yield unseen("NUMA", "the kernel does not say which nodes there are")
-    elif len(nodes) == 1:
+    elif num == 1:
         yield ok("NUMA", "one node: all memory is equally near")
     elif not gpus:
-        yield unseen("NUMA", f"{len(nodes)} nodes, and no GPU to be near")
+        yield unseen("NUMA", f"{num} nodes, and no GPU to be near")
     elif not plan.config.numa:
-        text = f"{len(nodes)} nodes, and numa = 0 leaves to the system which memory is taken"
+        text = f"{num} nodes, and numa = 0 leaves to the system which memory is taken"
         yield warning("NUMA", text, "set numa = 1")
     else:
         ours = gpus[: plan.num_gpus]

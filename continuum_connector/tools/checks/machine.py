@@ -55,26 +55,14 @@ class Machine:
         lines = (line.partition(":") for line in (self.text(path) or "").splitlines())
         return {key.strip(): value.strip() for key, _, value in lines}
 
-    def real(self, path: str) -> str:
-        """The path that a link points to, in the form that `text` takes."""
-        return str((self.root / path).resolve())
-
     def can_write(self, path: str) -> bool:
         """Whether this file may be written, or made: its folder must exist."""
-        found = self.place(path)
-        place = found if found.exists() else found.parent
-        return place.exists() and os.access(place, os.W_OK)
+        place = self.place(path)
+        return os.access(place if place.exists() else place.parent, os.W_OK)
 
     def place(self, path: str) -> Path:
         """Where a path of the server's config is on this machine."""
         return self.root / path.lstrip("/") if path.startswith("/") else Path(path)
-
-    def names(self, path: str) -> list[str]:
-        """The names in a folder, sorted; [] if there is no such folder."""
-        try:
-            return sorted(each.name for each in (self.root / path).iterdir())
-        except OSError:
-            return []
 
 
 def this_machine(environ: Mapping[str, str]) -> Machine:

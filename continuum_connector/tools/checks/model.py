@@ -25,7 +25,6 @@ from continuum_connector.vllm import proven
 from continuum_connector.vllm.proven import FP8_DTYPES, KINDS, Group, Server
 
 LOG = "the server's log says `steps aside` if it does not"
-AS_STOCK = "none yet: it works, as without the connector"
 MODELOPT = "hf_quant_config.json"  # beside config.json
 MAX_BYTES = 16 << 20  # of a config.json; the largest are a few hundred KB
 BLOCK_SIZE = 16  # tokens
@@ -64,7 +63,8 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     says = f"as vLLM makes them on {kv.device}" if kv.device else "by config.json alone"
     served = ok("model", f"{text}, {says}")
     if kv.aside and kv.aside != proven.why_aside(False, ""):  # of which another line speaks
-        served = error("model", f"the connector steps aside: {kv.aside}", AS_STOCK)
+        cure = "none yet: it works, as without the connector"
+        served = error("model", f"the connector steps aside: {kv.aside}", cure)
     yield served
     if kv.aside:
         return
