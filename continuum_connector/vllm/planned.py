@@ -29,10 +29,8 @@ _MOST = 400  # characters of an answer of vLLM's
 def about_vllm() -> dict[str, Any]:
     """What this vLLM is and can do, as the fields of tools/checks/machine.py VllmSeen."""
     import vllm
-    from vllm.model_executor.models import registry
     from vllm.tool_parsers import ToolParserManager
 
-    generate = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
     return {
         "version": vllm.__version__,
         "tested": [release for release, _ in compat.SUPPORTED],
@@ -41,7 +39,6 @@ def about_vllm() -> dict[str, Any]:
         "fails_by_request": compat.can_fail_by_request(),
         "mends_drafted_states": compat.mends_drafted_states(),
         **_lacks(),
-        "architectures": [a for name in generate for a in getattr(registry, name, ())],
         "tool_parsers": ToolParserManager.list_registered(),
     }
 

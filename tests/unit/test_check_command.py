@@ -45,7 +45,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, str]
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     sizes = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "llama"}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(sizes | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    )
     return str(tmp_path)
 
 

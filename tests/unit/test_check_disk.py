@@ -145,7 +145,9 @@ def test_what_gets_no_disk_tier_is_said_before_the_start(
     tmp_path: Path, model: dict[str, Any], words: list[str], part: str
 ) -> None:
     sizes = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
-    (tmp_path / "config.json").write_text(json.dumps({**sizes, "model_type": "llama", **model}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({**sizes, "model_type": "llama", "architectures": ["LlamaForCausalLM"], **model})
+    )
     served = replace(read_plan([*words, "--model", str(tmp_path)], {}), config=plan().config)
     line = fake.one(fake.make(tmp_path / "machine"), served, "disk tier")
     assert line.verdict is ERROR

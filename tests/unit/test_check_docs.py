@@ -26,7 +26,8 @@ LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitli
 COMMANDS = [shlex.split(line)[1:] for line in LINES if line.startswith("continuum check")]
 # a line that is made, or the row of a table of them
 MADE = re.compile(r'(?m)(?:\b(?:ok|warning|error|unseen)|^ +)\(\s*"([\w ]+)"')
-MODEL = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+MODEL = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+MODEL |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=shlex.join)

@@ -154,8 +154,6 @@ def test_this_vllm_is_seen() -> None:
     assert not seen.plugin_trouble
     assert seen.version == vllm.__version__
     assert seen.platform == "cpu"
-    assert {"Qwen3ForCausalLM", "Gemma3ForConditionalGeneration"} <= set(seen.architectures)
-    assert "BertModel" not in seen.architectures
     assert (seen.has_layouts, seen.fails_by_request) == (
         compat.has_layouts(),
         compat.can_fail_by_request(),

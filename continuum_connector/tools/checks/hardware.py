@@ -133,14 +133,15 @@ def _node(machine: Machine, node: int | None, gpus: str, wanted: int) -> Line:
         text = f"which node {gpus} belong to is not said (a virtual machine?)"
         return unseen("NUMA", text)
     allowed, near = machine.fields("proc/self/status"), f"node {node}, of {gpus}"
-    if node not in _numbers(allowed.get("Mems_allowed_list", str(node))):
-        text = f"this process may not use the memory of {near}: every copy crosses the sockets"
-        return warning("NUMA", text, "a cpuset or numactl that includes it")
     cpus = _numbers(machine.text(f"{NODES}/node{node}/cpulist") or "")
-    own = _numbers(allowed.get("Cpus_allowed_list", ""))
-    if cpus and own and not cpus & own:
-        text = f"this process may not run on the cores of {near}: whoever copies is far from it"
-        return warning("NUMA", text, "a cpuset or numactl that includes it")
+    for what, key, its in (
+        ("use the memory", "Mems_allowed_list", {node}),
+        ("run on the cores", "Cpus_allowed_list", cpus),
+    ):
+        own = _numbers(allowed.get(key, ""))
+        if its and own and not its & own:
+            text = f"this process may not {what} of {near}: every copy crosses the sockets"
+            return warning("NUMA", text, "a cpuset or numactl that includes it")
     has = machine.fields(f"{NODES}/node{node}/meminfo")
     # free pages, and file cache that the kernel would drop
     kept = (f"Node {node} {key}" for key in ("MemFree", "Inactive(file)", "Active(file)"))

@@ -125,11 +125,11 @@ class Kv(msgspec.Struct, frozen=True):
 
 
 class VllmSeen(msgspec.Struct, frozen=True):
-    """The vLLM of this Python. `trouble`: why it cannot be imported. `architectures`: those of
-    models that generate. `tool_parsers`: names for --tool-call-parser. `refused`, `unread`: what
-    vLLM itself says of the options. `model`, `options`: what it reads in them, None if it was not
-    asked or refuses them. `kv`: what it makes of them, None if that is `not_seen`. `lacks_all`,
-    `lacks`: what touched.py says for any server, and for some. The rest comes from compat.py."""
+    """The vLLM of this Python. `trouble`: why it cannot be imported. `tool_parsers`: names for
+    --tool-call-parser. `refused`, `unread`: what vLLM itself says of the options. `model`,
+    `options`: what it reads in them, None if it was not asked or refuses them. `kv`: what it makes
+    of them, None if that is `not_seen`. `lacks_all`, `lacks`: what touched.py says for any server,
+    and for some. The rest comes from compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
@@ -142,7 +142,6 @@ class VllmSeen(msgspec.Struct, frozen=True):
     mends_drafted_states: bool = False
     lacks_all: str = ""
     lacks: tuple[str, ...] = ()
-    architectures: tuple[str, ...] = ()
     tool_parsers: tuple[str, ...] = ()
     model: str = ""
     refused: str = ""

@@ -112,7 +112,7 @@ def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Kv | Line:
         if vllm.not_seen:
             text = f"this vLLM cannot say here what its layers keep: {vllm.not_seen[:400]}"
             return unseen("model", text, LOG)
-        kv = by_config(config, plan, vllm)
+        return by_config(config, plan, vllm)
     except BrokenModelError as why:
         if plan.is_inside and model.startswith(("/", ".", "~")):
             text = f"{model} is a path in the container, so it is not seen from here"
@@ -125,10 +125,6 @@ def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Kv | Line:
     except ShapeError as why:
         text = f"whether it is served cannot be told from config.json alone: {why}"
         return unseen("model", text, LOG)
-    if vllm.architectures and kv.architecture not in vllm.architectures:
-        text = f"this vLLM has no generating model {kv.architecture[:100]} of its own"
-        return unseen("model", text, f"see whether it serves it at all; {LOG}")
-    return kv
 
 
 def _states(plan: Plan, kv: Kv, block: int) -> Iterator[Line]:
@@ -220,7 +216,6 @@ class _Config(msgspec.Struct):
     head_dim: Count = None
     hidden_size: Count = None
     num_hidden_layers: Annotated[int, msgspec.Meta(ge=0, lt=100_000)] | None = None
-    architectures: list[str] | None = None
 
 
 def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -276,6 +271,9 @@ def by_config(config: Mapping[str, Any], plan: Plan, vllm: VllmSeen) -> Kv:
     if (model_type := config.get("model_type")) not in PLAIN or odd:
         what = f"{odd} is set" if odd else f"its model_type is {str(model_type)[:100]}"
         raise ShapeError(f"{what}, so only vLLM knows what its layers keep, and none is here")
+    architecture = f"{model_type.title().replace('_', '')}ForCausalLM"  # as Qwen2MoeForCausalLM
+    if (named := config.get("architectures")) != [architecture]:
+        raise ShapeError(f"its architectures are {str(named)[:100]}, which may keep something else")
     try:
         sizes = msgspec.convert(config, _Config)
     except msgspec.ValidationError as why:
@@ -296,7 +294,7 @@ def by_config(config: Mapping[str, Any], plan: Plan, vllm: VllmSeen) -> Kv:
         aside = proven.why_aside(True, str(why))
     return Kv(
         device="",
-        architecture=(sizes.architectures or ["?"])[0],
+        architecture=architecture,
         aside=aside,
         no_tier=proven.why_no_tier(seen),
         no_disk=proven.why_no_disk(seen),
