@@ -24,8 +24,8 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 # `continuum check ...`; the environment in a pasted command is CONTINUUM_DRAM_BYTES
 COMMANDS = [shlex.split(line)[1:] for line in LINES if line.startswith("continuum check")]
-# a line that is made, or the row of a table of them
-MADE = re.compile(r'(?m)(?:\b(?:ok|warning|error|unseen)|^ +)\(\s*"([\w ]+)"')
+# a line that is made, or the row of the endpoints' table
+MADE = re.compile(r'(?m)(?:\b(?:ok|warning|error|unseen)\(\s*|^ +\((?="\w+ endpoint"))"([\w ]+)"')
 MODEL = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
 MODEL |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
