@@ -189,8 +189,6 @@ def multi(ours: dict[str, Any], **fields: Any) -> list[str]:
             ERROR,
             "'kv_producer' stops the server",
         ),
-        (multi({}), {}, ERROR, "MultiConnector has no kv_role"),
-        (multi({}, kv_role="kv_bth"), {}, ERROR, "kv_role is 'kv_bth', so vLLM stops"),
         (multi({}, kv_role="kv_consumer"), {}, WARNING, "'kv_consumer'"),
         (multi({"kv_role": "kv_consumer"}, kv_role="kv_both"), {}, ERROR, "'kv_consumer' stops"),
         (["--kv-transfer-config", "{"], {}, ERROR, "--kv-transfer-config cannot be read"),

@@ -189,6 +189,7 @@ COMMANDS: list[tuple[list[str], str | None, str]] = [
     (["m", "--kv-transfer-config", KV % ',"bogus":1'], "refused", "bogus"),
     (["m", "--config", "/nowhere.yaml"], "refused", "No such file"),
     (["m", "--enable-auto-tool-choice"], "refused", "--tool-call-parser"),
+    (["m", "--kv-transfer-config", '{"kv_connector":"MultiConnector"}'], "refused", "kv_role"),
     (["--help"], "refused", "only print"),
     (["m", "--no-enable-prefix"], None, ""),
     (["--port", "8000", "m"], None, ""),

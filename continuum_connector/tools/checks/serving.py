@@ -26,7 +26,6 @@ ENTRY_POINT, OURS = "continuum", "continuum_connector.scheduler_cls"
 FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}"}}\''
 FOREIGN_VARIABLES = ("LMCACHE_", "VLLM_USE_SIMPLE_KV_OFFLOAD")
 ALLOCATOR, EXPANDS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-ROLES = ("kv_producer", "kv_consumer", "kv_both")
 PAGE = "docs/agents-setup.md"
 MIDDLEWARE = "continuum_connector.middleware.ProgramMiddleware"
 ENDPOINTS = (SwitchEndpoint, EpochEndpoint, ProgramEndpoint)
@@ -136,10 +135,7 @@ def _config(plan: Plan) -> Line:
     if not plan.names_us:
         text = f"kv_connector is {named!r}, so we are not used"
         return error("config", text, f"serve with {FLAG}")
-    # A connector around ours: vLLM has no default for its role. Ours is in `why_no_config`.
-    if named != CONNECTOR_NAME and role not in ROLES:
-        text = f"{named}'s kv_role is {str(role)[:100]!r}" if role else f"{named} has no kv_role"
-        return error("config", f"{text}, so vLLM stops at start", 'write "kv_role": "kv_both"')
+    # A connector around ours. vLLM refuses one without a role, and `why_no_config` has ours.
     if named != CONNECTOR_NAME and role != "kv_both":
         text = f"kv_role is {role!r}: one server is both ends of what we store and load"
         return warning("config", text, 'write "kv_role": "kv_both"')
