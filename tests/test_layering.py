@@ -192,7 +192,6 @@ CLOCK_IN = {  # who may ask what time it is
     "observe/account.py",
     "observe/trace.py",
     "scheduler/waker.py",
-    "tools/checks/ask.py",  # it times a drive
     "tools/analysis/foreign.py",  # it reads dates that others wrote
     "tools/cli/server.py",  # it waits no longer than it may
     "tools/cli/top.py",

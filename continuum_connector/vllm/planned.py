@@ -29,10 +29,8 @@ _MOST = 400  # characters of an answer of vLLM's
 def about_vllm() -> dict[str, Any]:
     """What this vLLM is and can do, as the fields of tools/checks/machine.py VllmSeen."""
     import vllm
-    from vllm.model_executor.models import registry
     from vllm.tool_parsers import ToolParserManager
 
-    generate = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS")
     return {
         "version": vllm.__version__,
         "tested": [release for release, _ in compat.SUPPORTED],
@@ -41,7 +39,6 @@ def about_vllm() -> dict[str, Any]:
         "fails_by_request": compat.can_fail_by_request(),
         "mends_drafted_states": compat.mends_drafted_states(),
         **_lacks(),
-        "architectures": [a for name in generate for a in getattr(registry, name, ())],
         "tool_parsers": ToolParserManager.list_registered(),
     }
 
@@ -57,15 +54,6 @@ def _lacks() -> dict[str, Any]:
         ("no DRAM tier: ", touched.why_no_copies()),
     )
     return {"lacks_all": for_all, "lacks": [who + why for who, why in some if why]}
-
-
-def told(options: Any, names: Iterable[str]) -> dict[str, Any]:
-    """The options of these names, as JSON; those that this vLLM lacks are left out."""
-    found = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    transfer = options.kv_transfer_config
-    if transfer is not None:
-        found["kv_transfer_config"] = {name: getattr(transfer, name) for name in TRANSFER}
-    return found
 
 
 def parse(words: Sequence[str]) -> Any:
@@ -87,14 +75,18 @@ def parse(words: Sequence[str]) -> Any:
 
 def read_by_vllm(words: Sequence[str], names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
     """The options that vLLM's parser makes of these words, None if it refuses them; and what to say
-    of them: why they are "refused", or else the "model" and the named "options" as JSON."""
+    of them: why they are "refused", or else the "model" and those "options" of these names that
+    this vLLM has, as JSON."""
     try:
         options = parse(words)
     except SystemExit:
         return None, {"refused": "they only print"}
     except Exception as error:  # from argparse, YAML or pydantic; it would end the server, too
         return None, {"refused": sentence(error)}
-    return options, {"model": options.model, "options": told(options, names)}
+    told = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    if (transfer := options.kv_transfer_config) is not None:
+        told["kv_transfer_config"] = {name: getattr(transfer, name) for name in TRANSFER}
+    return options, {"model": options.model, "options": told}
 
 
 def sentence(error: BaseException) -> str:
@@ -108,7 +100,7 @@ def sentence(error: BaseException) -> str:
 # --- what it would make of the options -----------------------------------------------------
 # Drafts that keep no KV, so that no layers of theirs are built.
 NO_KV = ("ngram", "ngram_gpu", "suffix", "medusa", "mlp_speculator")
-CAPABILITIES = ((9, 0), (10, 0))  # the second where vLLM cannot do it on the first
+LATER = (10, 0)  # a capability on which vLLM may do what it cannot on (9, 0)
 
 
 class RefusedError(Exception):
@@ -121,21 +113,23 @@ class NotSeenError(Exception):
 
 def kv(options: Any) -> dict[str, Any]:
     """The fields of `Kv` for the server that these options start. RefusedError, NotSeenError."""
-    first: Exception | None = None
-    for capability in CAPABILITIES:
-        DEVICE.capability = capability
+    try:
+        return _on_device(options)
+    except (RefusedError, NotSeenError) as first:
+        DEVICE.capability = LATER
         try:
             return _on_device(options)
-        except (RefusedError, NotSeenError) as why:
-            first = first or why
-    assert first is not None
-    raise first
+        except (RefusedError, NotSeenError):
+            raise first from None
 
 
 def _on_device(options: Any) -> dict[str, Any]:
     config = _config(options)
     with _step("layers"):
-        specs, layouts = zip(*(_stage(config, rank) for rank in _first_ranks(config)), strict=True)
+        # The first rank of each pipeline stage: the others of a stage have layers like its own.
+        firsts = range(0, config.parallel_config.world_size, _ranks_per_stage(config))
+        stages = (_stage(config, rank, is_last=rank == firsts[-1]) for rank in firsts)
+        specs, layouts = zip(*stages, strict=True)
     with _step("KV groups", ValueError):
         at_workers, at_scheduler = _groups(config, specs, layouts)
     return _judged(config, specs, at_workers, at_scheduler)
@@ -170,20 +164,15 @@ def _config(options: Any) -> Any:
 
 
 def _takes_model_alone(options: Any) -> bool:
+    kept = ("tokenizer", "trust_remote_code", "revision", "hf_overrides", "hf_config_path")
+    alone = parse(["--model", options.model, "--skip-tokenizer-init"])
+    for name in kept:
+        setattr(alone, name, getattr(options, name, None))
     try:
-        _made(_bare(options))
+        _made(alone)
     except (Exception, SystemExit):
         return False
     return True
-
-
-def _bare(options: Any) -> Any:
-    kept = ("model", "tokenizer", "trust_remote_code", "revision", "hf_overrides", "hf_config_path")
-    words = ["--model", options.model, "--skip-tokenizer-init"]
-    found = parse(words)
-    for name in kept:
-        setattr(found, name, getattr(options, name, None))
-    return found
 
 
 def _made(options: Any) -> Any:
@@ -200,18 +189,12 @@ def _made(options: Any) -> Any:
         return args.create_engine_config(UsageContext.OPENAI_API_SERVER)
 
 
-def _first_ranks(config: Any) -> range:
-    """The first rank of each pipeline stage: the others of a stage have layers like its own."""
-    parallel = config.parallel_config
-    return range(0, parallel.world_size, _ranks_per_stage(config))
-
-
 def _ranks_per_stage(config: Any) -> int:
     parallel = config.parallel_config
     return int(parallel.world_size // parallel.pipeline_parallel_size)
 
 
-def _stage(config: Any, rank: int) -> tuple[dict[str, Any], list[Any]]:
+def _stage(config: Any, rank: int, is_last: bool) -> tuple[dict[str, Any], list[Any]]:
     """The spec of each layer of this rank, and the layouts that its attention takes."""
     import torch
     from vllm.config import CompilationMode, set_current_vllm_config
@@ -229,7 +212,7 @@ def _stage(config: Any, rank: int) -> tuple[dict[str, Any], list[Any]]:
         workspace.init_workspace_manager(torch.device("meta"), 1)
         with no_memory():
             initialize_model(config)
-            if rank >= config.parallel_config.world_size - _ranks_per_stage(config):
+            if is_last:
                 _add_drafts(config)
         current_platform.update_block_size_for_backend(config)
         of_worker = SimpleNamespace(vllm_config=config)
@@ -286,6 +269,8 @@ def _judged(
     """What the server says at its start, of what vLLM made."""
     seen = served.server(config, at_scheduler)
     drafts = config.speculative_config
+    # vLLM <= 0.31 has the second name for it.
+    drops = getattr(drafts, "use_eagle_block_drop", None) or getattr(drafts, "use_eagle", None)
     groups = [served.group(each) for each in at_scheduler.kv_cache_groups]
     blocks = [served.bytes_per_block(each) for each in at_workers] if groups else []
     layers = Counter(
@@ -294,28 +279,18 @@ def _judged(
     return {
         "device": DEVICE.name,
         "architecture": config.model_config.architecture,
-        "runner": config.model_config.runner_type,
         "aside": build.reason_to_step_aside(config, at_scheduler),
         "no_tier": proven.why_no_tier(seen),
         "no_disk": proven.why_no_disk(seen),
         "server": seen._asdict(),
         "layers": [[kind, window, number] for (kind, window), number in layers.most_common()],
         "groups": [[each.kind, each.block_size, each.window] for each in groups],
-        "hash_size": getattr(at_scheduler, "hash_block_size", 0) or 0,
         "block_bytes": sum(blocks) * _ranks_per_stage(config),
         "num_ranks": config.parallel_config.world_size,
         "prefix_caching": bool(config.cache_config.enable_prefix_caching),
-        "drops_a_block": bool(drafts and _drops_a_block(drafts)),
+        "drops_a_block": bool(drops and drops()),
     }
 
 
 def _window(spec: Any) -> int | None:
     return getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
-
-
-def _drops_a_block(drafts: Any) -> bool:
-    """Whether vLLM drops the last block of a hit for these drafts."""
-    try:
-        return bool(drafts.use_eagle_block_drop())
-    except AttributeError:  # vLLM <= 0.31
-        return bool(drafts.use_eagle())

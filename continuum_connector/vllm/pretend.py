@@ -44,8 +44,16 @@ class _AnyType(type):
         return name
 
 
+def _stand_in(_: object, name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _AnyType(name, (Kernel,), {}) if name[:1].isupper() else Kernel()
+
+
 class Kernel:
     """A function or class that this build lacks: it may be asked for, and is never run."""
+
+    __getattr__ = _stand_in
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
@@ -53,21 +61,11 @@ class Kernel:
     def __call__(self, *_: Any, **__: Any) -> Any:
         return Kernel()  # true, and a decorator
 
-    def __getattr__(self, name: str) -> Any:
-        return _stand_in(name)
-
 
 class Kernels(types.ModuleType):
     """A module full of kernels that this build lacks."""
 
-    def __getattr__(self, name: str) -> Any:
-        return _stand_in(name)
-
-
-def _stand_in(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return _AnyType(name, (Kernel,), {}) if name[:1].isupper() else Kernel()
+    __getattr__ = _stand_in
 
 
 class _Absent:

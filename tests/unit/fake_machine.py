@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from continuum_connector.tools.checks.machine import Line, Machine, Verdict
+from continuum_connector.tools.checks.lines import Line, Verdict
+from continuum_connector.tools.checks.machine import Machine
 from continuum_connector.tools.cli.check import look
 
 GIB = 2**30
@@ -28,13 +29,11 @@ VLLM = {
 KV: dict[str, Any] = {
     "device": "sm_90",
     "architecture": "LlamaForCausalLM",
-    "runner": "generate",
     "aside": "",
     "no_tier": "",
     "no_disk": "",
     "layers": [["FullAttentionSpec", None, 32]],
     "groups": [["FullAttentionSpec", 16, None]],
-    "hash_size": 16,
     "block_bytes": 32 * 16 * 4096,
     "num_ranks": 1,
     "prefix_caching": True,
@@ -50,17 +49,12 @@ DISK = {
     "mode": 0o700,
     "num_bytes": 4000 * GIB,
     "free_bytes": 3900 * GIB,
-    "is_direct": True,
-    "read_bytes": 64 << 20,
-    "bytes_per_s": 5e9,
 }
-DRIVE = "sys/devices/pci0000:00/0000:00:02.0/nvme/nvme0n1"
 FILES = {
     "proc/meminfo": "MemTotal: 268435456 kB\nMemAvailable: 209715200 kB\n",  # 256, 200 GiB
     "proc/self/cgroup": "0::/\n",
     "proc/self/status": "Cpus_allowed_list:\t0-15\nMems_allowed_list:\t0-1\n",
     "sys/module/nvidia/version": "570.86.15",
-    "sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
     "sys/devices/system/node/node0/cpulist": "0-7",
     "sys/devices/system/node/node0/meminfo": "Node 0 MemFree: 100000000 kB\n",
     "sys/devices/system/node/online": "0",
@@ -72,10 +66,6 @@ FILES = {
     f"{BRIDGE}/max_link_speed": "32.0 GT/s PCIe",
     "proc/self/mountinfo": "22 1 254:0 / / rw - ext4 /dev/vda rw\n"
     "23 22 259:1 / /kv rw shared:5 - xfs /dev/nvme0n1p1 rw",
-    f"{DRIVE}/size": str(4096 * GIB // 512),
-    f"{DRIVE}/queue/rotational": "0",
-    f"{DRIVE}/nvme0n1p1/partition": "1",
-    f"{DRIVE}/nvme0n1p1/size": "99",
 }
 
 
@@ -89,7 +79,6 @@ def make(
     native: Mapping[str, Any] | None = None,
     disk: Mapping[str, Any] | None = None,
     plugins: Mapping[str, str] | None = None,
-    memlock: int | None = None,
 ) -> Machine:
     """A server with one H100 where nothing is wrong, but for what is given; a file None is gone."""
     for path, text in {**FILES, **(files or {})}.items():
@@ -100,9 +89,6 @@ def make(
     link.parent.mkdir(parents=True, exist_ok=True)
     (root / PCI).mkdir(parents=True, exist_ok=True)
     link.symlink_to(root / PCI)
-    block = root / "sys/dev/block/259:1"
-    block.parent.mkdir(parents=True, exist_ok=True)
-    block.symlink_to(root / DRIVE / "nvme0n1p1")
     answers = {
         "vllm": vllm or {},
         "cuda": CUDA if cuda is None else cuda,
@@ -121,9 +107,7 @@ def make(
         root,
         environ or {},
         ask,
-        lambda _words: None,
         {"continuum": "continuum_connector.vllm.plugin:register"} if plugins is None else plugins,
-        memlock,
     )
 
 

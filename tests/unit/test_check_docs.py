@@ -24,8 +24,10 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.replace("\\\n", " ").splitlines()]
 # `continuum check ...`; the environment in a pasted command is CONTINUUM_DRAM_BYTES
 COMMANDS = [shlex.split(line)[1:] for line in LINES if line.startswith("continuum check")]
-MADE = re.compile(r'\b(?:ok|warning|error|unseen)\(\s*"([\w ]+)"')
-MODEL = {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+# a line that is made, or the row of the endpoints' table
+MADE = re.compile(r'(?m)(?:\b(?:ok|warning|error|unseen)\(\s*|^ +\((?="\w+ endpoint"))"([\w ]+)"')
+MODEL = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+MODEL |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=shlex.join)
@@ -61,7 +63,7 @@ def test_the_example_has_lines_as_they_are_printed() -> None:
     shown = re.search(r"```text\n(.*?)```", TEXT, re.DOTALL)
     assert shown
     rows = shown[1].splitlines()
-    verdicts = "|".join(v.value for v in command.STYLES)
+    verdicts = "|".join(v.value for v in command.MEANS)
     assert all(re.match(rf"({verdicts}) +\S", row) for row in rows[:-1])
     count = {v: sum(row.startswith(v) for row in rows) for v in ("error", "warning")}
     assert count == {"error": 2, "warning": 1}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.tools.checks.machine import Line, Verdict, worst
+from continuum_connector.tools.checks.lines import Line, Verdict, worst
 from continuum_connector.tools.checks.plan import Plan, read_plan
 from continuum_connector.tools.checks.serving import MIDDLEWARES
 from continuum_connector.tools.cli.check import look
@@ -104,8 +104,7 @@ def test_a_bare_machine_says_what_it_could_not_see(tmp_path: Path) -> None:
     lines = list(look(machine, plan()))
     unseen = {line.subject for line in lines if line.verdict is UNSEEN}
     assert unseen == {
-        *("plugin", "KV layout", "model", "GPU", "NUMA", "DRAM", "huge pages"),
-        "native library",
+        *("plugin", "KV layout", "model", "GPU", "NUMA", "DRAM"),
     }
     assert worst(line for line in lines if line.subject != "vLLM") is UNSEEN, "that is not ok"
 
@@ -190,8 +189,6 @@ def multi(ours: dict[str, Any], **fields: Any) -> list[str]:
             ERROR,
             "'kv_producer' stops the server",
         ),
-        (multi({}), {}, ERROR, "MultiConnector has no kv_role"),
-        (multi({}, kv_role="kv_bth"), {}, ERROR, "kv_role is 'kv_bth', so vLLM stops"),
         (multi({}, kv_role="kv_consumer"), {}, WARNING, "'kv_consumer'"),
         (multi({"kv_role": "kv_consumer"}, kv_role="kv_both"), {}, ERROR, "'kv_consumer' stops"),
         (["--kv-transfer-config", "{"], {}, ERROR, "--kv-transfer-config cannot be read"),
@@ -306,10 +303,10 @@ WINDOWS: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("extra", "fields", "verdict", "part"),
     [
-        ({"dram_bytes": 0}, {}, OK, "nothing is copied"),
-        ({"kv_layout": "stock"}, {}, OK, "kv_layout = stock"),
+        ({"dram_bytes": 0}, {}, OK, "vLLM's own"),
+        ({"kv_layout": "stock"}, {}, OK, "vLLM's own"),
         ({"kv_layout": "BLNHC"}, {}, OK, "BLNHC is asked for"),
-        ({}, {"vllm": {**VLLM, "platform": "cpu"}}, OK, "CPU attention"),
+        ({}, {"vllm": {**VLLM, "platform": "cpu"}}, OK, "vLLM's own"),
         ({}, {"vllm": {**VLLM, "has_layouts": False}}, WARNING, "before 0.29"),
         ({}, {"environ": {"VLLM_KV_CACHE_LAYOUT": "LBNHC"}}, WARNING, "wins over BLHNC"),
         ({}, {"environ": {"VLLM_KV_CACHE_LAYOUT": "BLHNC"}}, OK, "is asked for"),
@@ -433,14 +430,13 @@ def test_scales_of_their_own_leave_pins_and_no_tier(
 
 
 @pytest.mark.parametrize("named", [["NobodysForCausalLM"], ["BertModel"], [], None])
-def test_a_model_that_this_vllm_does_not_list_is_not_judged(tmp_path: Path, named: Any) -> None:
-    vllm = {**VLLM, "architectures": ["LlamaForCausalLM"]}
-    machine = fake.make(tmp_path, vllm=vllm)
+def test_a_model_of_another_architecture_is_not_judged(tmp_path: Path, named: Any) -> None:
+    machine = fake.make(tmp_path)
     assert one(machine, plan(root=tmp_path), "model").verdict is OK
     served = plan(root=tmp_path, model={**LLAMA, "architectures": named})
     line = one(machine, served, "model")
     assert line.verdict is UNSEEN
-    assert "no generating model" in line.text
+    assert f"its architectures are {named}" in line.text
 
 
 @pytest.mark.parametrize("name", ["middleware.ProgramMiddlewar", "middleware:ProgramMiddleware"])
@@ -471,9 +467,8 @@ def test_stages_have_a_tier_where_the_executor_passes_their_reports_on(tmp_path:
         ({"layer_types": ["novel"] * 32}, "layer_types is set"),
         ({"sliding_window": 4096}, "sliding_window is set"),
         ({"model_type": "gemma3"}, "its model_type is gemma3"),
-        ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({"num_hidden_layers": None}, "num_hidden_layers or hidden_size is missing"),
         ({"quantization_config": {"kv_cache_quant_algo": "NVFP4"}}, "may name the type"),
-        ({"num_key_value_heads": [8, 4]}, "differs from layer to layer"),
         ({"dtype": "int3"}, "int3"),
         ({"model_type": "minicpm3", "kv_lora_rank": 256}, "only vLLM knows"),
     ],
@@ -514,15 +509,17 @@ def test_a_folder_with_another_format_is_not_seen(tmp_path: Path) -> None:
     [
         ("{", "is no JSON"),
         ("[1]", "is no JSON object"),
-        ("[" * 100_000, "is no JSON (too deep)"),
+        ("[" * 100_000, "is no JSON ("),
         ('{"num_hidden_layers": ' + "9" * 5000 + "}", "is no JSON"),
-        ('{"num_hidden_layers": "four"}', "num_hidden_layers is 'four', which counts nothing"),
-        ('{"num_hidden_layers": 1e400}', "num_hidden_layers is inf"),
-        ('{"num_hidden_layers": -3}', "num_hidden_layers is -3"),
-        ('{"num_hidden_layers": 999999999}', "more than any model has"),
+        ({"num_hidden_layers": "four"}, "got `str` - at `$.num_hidden_layers`"),
+        ({"num_hidden_layers": 1e400}, "got `float` - at `$.num_hidden_layers`"),
+        ({"num_hidden_layers": -3}, "Expected `int` >= 0 - at `$.num_hidden_layers`"),
+        ({"num_hidden_layers": 999999999}, "Expected `int` <= 99999 - at `$.num_hidden_layers`"),
+        ({"num_key_value_heads": [8, 4]}, "got `array` - at `$.num_key_value_heads`"),
     ],
 )
-def test_a_broken_config_json_is_an_error(tmp_path: Path, text: str, part: str) -> None:
+def test_a_broken_config_json_is_an_error(tmp_path: Path, text: Any, part: str) -> None:
+    text = text if isinstance(text, str) else json.dumps(LLAMA | text)
     (tmp_path / "config.json").write_text(text)
     line = one(fake.make(tmp_path), plan("--model", str(tmp_path)), "model")
     assert line.verdict is ERROR
@@ -593,13 +590,8 @@ def test_a_gpu_that_vllm_does_not_use(tmp_path: Path) -> None:
     assert "CUDA build" in line.cure
 
 
-def test_the_kernel_module_names_its_release_in_proc_too(tmp_path: Path) -> None:
-    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.1.2  Wed\nGCC version: 12.2"
-    of_kernel = {"sys/module/nvidia/version": None}
-    files = {**of_kernel, "proc/driver/nvidia/version": text}
-    line = one(fake.make(tmp_path / "proc", files), plan(), "driver")
-    assert line.text.startswith("driver 535.1.2, CUDA 12.8")
-    line = one(fake.make(tmp_path / "none", of_kernel), plan(), "driver")
+def test_a_driver_whose_release_the_kernel_does_not_name(tmp_path: Path) -> None:
+    line = one(fake.make(tmp_path, {"sys/module/nvidia/version": None}), plan(), "driver")
     assert line.text.startswith("driver of an unknown release, CUDA 12.8")
 
 
@@ -629,30 +621,6 @@ def test_pcie_link(
     line = one(fake.make(tmp_path, files), plan(), "PCIe link")
     assert line.verdict is verdict, line
     assert part in line.text
-
-
-@pytest.mark.parametrize(
-    ("smi", "part"),
-    [
-        ("8, 16, 4, 4\n", "x8 at 16 GT/s, 16 GB/s a way"),
-        ("16, 16, 5, 5\n", "x16 at 32 GT/s"),
-        ("[N/A], [N/A], [N/A], [N/A]\n", "neither the kernel nor nvidia-smi"),
-        ("16, 16, 9, 9\n", "neither the kernel nor nvidia-smi"),
-    ],
-)
-def test_nvidia_smi_is_asked_where_the_kernel_does_not_say(
-    tmp_path: Path, smi: str, part: str
-) -> None:
-    asked: list[str] = []
-
-    def run(words: list[str]) -> str:
-        asked.extend(words)
-        return smi
-
-    machine = replace(fake.make(tmp_path, {f"{PCI}/max_link_speed": "Unknown"}), run=run)
-    assert part in one(machine, plan(), "PCIe link").text
-    fields = ("width.current", "width.max", "gen.gpumax", "gen.hostmax")
-    assert f"--query-gpu={','.join(f'pcie.link.{each}' for each in fields)}" in asked
 
 
 def test_a_gpu_behind_nvlink_has_no_pcie_to_judge(tmp_path: Path) -> None:
@@ -799,49 +767,6 @@ def test_a_simulated_tier_is_stopped_by_nobody(tmp_path: Path) -> None:
     line = one(machine, plan(), "DRAM")
     assert line.verdict is ERROR
     assert "the kernel kills the server" in line.text
-    assert not {"memlock", "huge pages"} & {each.subject for each in look(machine, plan())}
-
-
-@pytest.mark.parametrize(
-    ("memlock", "verdict", "part"),
-    [(None, OK, "no limit"), (64 * GIB, OK, "64.0 GiB"), (8 << 20, WARNING, "8.0 MiB, where")],
-)
-def test_memlock(tmp_path: Path, memlock: int | None, verdict: Verdict, part: str) -> None:
-    line = one(fake.make(tmp_path, memlock=memlock), plan(), "memlock")
-    assert line.verdict is verdict
-    assert part in line.text
-
-
-THP = "sys/kernel/mm/transparent_hugepage/"
-
-
-@pytest.mark.parametrize(
-    ("files", "extra", "verdict", "part"),
-    [
-        ({}, {}, OK, "(madvise)"),
-        ({f"{THP}enabled": "[always] madvise never"}, {}, OK, "(always)"),
-        ({f"{THP}enabled": "always madvise [never]"}, {}, WARNING, "off in the kernel"),
-        (
-            {f"{THP}hugepages-2048kB/enabled": "always inherit madvise [never]"},
-            {},
-            WARNING,
-            "off in the kernel",
-        ),
-        (
-            {f"{THP}hugepages-2048kB/enabled": "always [inherit] madvise never"},
-            {},
-            OK,
-            "(madvise)",
-        ),
-        ({f"{THP}enabled": None}, {}, UNSEEN, "does not say"),
-    ],
-)
-def test_huge_pages(
-    tmp_path: Path, files: dict[str, Any], extra: dict[str, Any], verdict: Verdict, part: str
-) -> None:
-    line = one(fake.make(tmp_path, files), plan(**extra), "huge pages")
-    assert line.verdict is verdict
-    assert part in line.text
 
 
 # --- native library, files ----------------------------------------------------------------
@@ -852,8 +777,6 @@ def test_huge_pages(
         ({"vllm": {**VLLM, "platform": "cpu"}, "cuda": {}}, {}, OK, "the simulated driver"),
         ({"native": {"trouble": "not built."}}, {}, ERROR, "not built"),
         ({"native": {"trouble": "not built."}}, {"dram_bytes": 0}, WARNING, "No matter"),
-        ({"cuda": {}}, {}, UNSEEN, "without a GPU here"),
-        ({"cuda": {}, "vllm": {}}, {}, UNSEEN, "who copies depends"),
     ],
 )
 def test_native_library(

@@ -10,19 +10,25 @@ import msgspec
 import pytest
 
 from continuum_connector.tools.checks import model as models
-from continuum_connector.tools.checks.machine import Kv
-from continuum_connector.tools.checks.model import BrokenModelError, ShapeError, read_shape
+from continuum_connector.tools.checks.machine import Kv, VllmSeen
+from continuum_connector.tools.checks.model import BrokenModelError, ShapeError
+from continuum_connector.tools.checks.plan import read_plan
 from tests.unit import fake_machine as fake
 from tests.vllm.model_configs import LLAMA_8B
 
 KIB = 1024
 
 
+def read(config: dict[str, Any], *words: str) -> Kv:
+    return models.by_config(config, read_plan(words, {}), VllmSeen())
+
+
 def test_a_llama_of_8b_takes_128_kib_per_token() -> None:
-    shape = read_shape(LLAMA_8B)
-    assert shape.context_bytes(1) == 128 * KIB
-    assert shape.context_bytes(104_000) == 104_000 * 128 * KIB
-    assert shape.context_bytes(1, num_ranks=16) == 256 * KIB, "two ranks keep the same head"
+    kv = read(LLAMA_8B)
+    assert models.token_bytes(kv) == 128 * KIB
+    assert models.context_bytes(kv, 104_000) == 104_000 * 128 * KIB
+    wide = read(LLAMA_8B, "-tp", "16")
+    assert models.token_bytes(wide) == 256 * KIB, "two ranks keep the same head"
 
 
 @pytest.mark.parametrize(
@@ -35,8 +41,8 @@ def test_a_llama_of_8b_takes_128_kib_per_token() -> None:
     ],
 )
 def test_bytes_by_type(kv_cache_dtype: str, config: Any, num_kib: int) -> None:
-    shape = read_shape({**LLAMA_8B, **config}, kv_cache_dtype)
-    assert shape.context_bytes(1) == num_kib * KIB
+    found = read({**LLAMA_8B, **config}, "--kv-cache-dtype", kv_cache_dtype)
+    assert models.token_bytes(found) == num_kib * KIB
 
 
 @pytest.mark.parametrize(
@@ -54,25 +60,25 @@ def test_bytes_by_type(kv_cache_dtype: str, config: Any, num_kib: int) -> None:
 )
 def test_what_only_vllm_knows_is_not_guessed(config: dict[str, Any]) -> None:
     with pytest.raises(ShapeError):
-        read_shape({**LLAMA_8B, **config})
+        read({**LLAMA_8B, **config})
 
 
 def test_a_file_beside_the_config_may_quantise_the_cache(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
-    assert read_shape(models.read_model_config(str(tmp_path), {}))
+    assert read(models.read_model_config(str(tmp_path), {}))
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {}}')
     with pytest.raises(ShapeError, match="quantization_config may name"):
-        read_shape(models.read_model_config(str(tmp_path), {}))
+        read(models.read_model_config(str(tmp_path), {}))
 
 
 def test_a_window_that_is_not_used_is_none() -> None:
-    assert read_shape({**LLAMA_8B, "sliding_window": 4096, "use_sliding_window": False})
+    assert read({**LLAMA_8B, "sliding_window": 4096, "use_sliding_window": False})
 
 
 @pytest.mark.parametrize("value", ["four", -1, 1.5, 1 << 41])
 def test_a_file_that_fits_no_model_is_broken(value: Any) -> None:
     with pytest.raises(BrokenModelError):
-        read_shape({**LLAMA_8B, "num_hidden_layers": value})
+        read({**LLAMA_8B, "num_hidden_layers": value})
 
 
 # --- what vLLM makes, in bytes ----------------------------------------------------------------

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.tools.checks.machine import Line, Verdict, VllmSeen
+from continuum_connector.tools.checks.lines import Line, Verdict
+from continuum_connector.tools.checks.machine import VllmSeen
 from continuum_connector.tools.checks.plan import read_plan
 from continuum_connector.tools.checks.serving import FAMILIES, MIDDLEWARE, agent_lines, family_of
 
@@ -47,7 +48,6 @@ def test_the_short_line_is_told_all_that_agents_lack() -> None:
 @pytest.mark.parametrize(
     ("words", "verdict", "part", "cure"),
     [
-        (("m", AUTO), ERROR, "stops at start", "add --enable-auto-tool-choice"),
         (("m", NAMED, "hermes"), WARNING, "get 400", "add --enable-auto-tool-choice"),
         (("m", AUTO, NAMED, "hermes"), OK, "is not known", ""),
         (("Qwen/Qwen3-8B", AUTO, NAMED, "hermse"), ERROR, "no tool parser 'hermse'", "hermes"),

@@ -257,13 +257,14 @@ def test_what_vllm_does_not_say_is_not_made_up(
 
 
 SMALL = {"num_hidden_layers": 4, "num_attention_heads": 2, "hidden_size": 64}
+SMALL |= {"architectures": ["LlamaForCausalLM"]}
 
 
 def test_without_vllm_config_json_says_what_it_proves(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     answered(monkeypatch, tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "model_type": "llama"}))
+    (tmp_path / "config.json").write_text(json.dumps(SMALL | {"model_type": "llama"}))
     for dtype, num_bytes in (("auto", 1024), ("fp8", 512)):
         served = ["--", "vllm", "serve", str(tmp_path), "--kv-cache-dtype", dtype]
         told = json.loads(run(*ONE, *served).stdout)

@@ -36,7 +36,8 @@ from bench.sim import versions
 from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
-from continuum_connector.tools.checks.machine import Verdict, VllmSeen, this_machine
+from continuum_connector.tools.checks.lines import Verdict
+from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.serving import lines
 from continuum_connector.tools.cli.app import app
@@ -153,8 +154,6 @@ def test_this_vllm_is_seen() -> None:
     assert not seen.plugin_trouble
     assert seen.version == vllm.__version__
     assert seen.platform == "cpu"
-    assert {"Qwen3ForCausalLM", "Gemma3ForConditionalGeneration"} <= set(seen.architectures)
-    assert "BertModel" not in seen.architectures
     assert (seen.has_layouts, seen.fails_by_request) == (
         compat.has_layouts(),
         compat.can_fail_by_request(),
@@ -190,6 +189,7 @@ COMMANDS: list[tuple[list[str], str | None, str]] = [
     (["m", "--kv-transfer-config", KV % ',"bogus":1'], "refused", "bogus"),
     (["m", "--config", "/nowhere.yaml"], "refused", "No such file"),
     (["m", "--enable-auto-tool-choice"], "refused", "--tool-call-parser"),
+    (["m", "--kv-transfer-config", '{"kv_connector":"MultiConnector"}'], "refused", "kv_role"),
     (["--help"], "refused", "only print"),
     (["m", "--no-enable-prefix"], None, ""),
     (["--port", "8000", "m"], None, ""),

@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
-import fcntl
 import importlib.util
 import json
-import mmap
 import os
 import stat
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,92 +121,32 @@ def look_at_native() -> dict[str, Any]:
     return {"abi": abi.ABI_VERSION}
 
 
-PAGE = 4096
-PIECE = 2 << 20  # what the tier reads at once
-MOST = 64 << 20
-SECONDS = 0.5  # for writing, and again for reading
-THREADS = 8  # as the tier
-
-
 def look_at_disk(path: str) -> dict[str, Any]:
     """The fields of `DiskSeen`. Makes no folder, and a file without a name, so nothing is left."""
-    try:
-        return _look_at_folder(path)
-    except OSError as why:
-        return {"trouble": f"{why.strerror or why} ({why.filename or path})"}
-
-
-def _look_at_folder(path: str) -> dict[str, Any]:
     wanted = Path(path)
     exists = os.path.lexists(wanted)
     place = wanted if exists else wanted.parent  # the server makes the last folder, none above it
-    found: dict[str, Any] = {"place": str(place.resolve()), "exists": exists}
     if wanted.is_symlink():
-        return found | {"trouble": "it is a symbolic link, which may be pointed elsewhere"}
+        return {"trouble": "it is a symbolic link, which may be pointed elsewhere"}
     if not place.is_dir():
         none = "is not there, and only the last folder is made"
         what = "is no folder" if place.exists() else none
-        return found | {"trouble": f"{'it' if exists else place} {what}"}
-    room, rights = os.statvfs(place), place.stat()
-    found |= {
+        return {"trouble": f"{'it' if exists else place} {what}"}
+    try:
+        room, rights = os.statvfs(place), place.stat()
+        with tempfile.TemporaryFile(dir=place):
+            slabs = {one.name: one.stat().st_blocks * 512 for one in wanted.glob("dp*-rank*.slab")}
+    except OSError as why:
+        return {"trouble": f"no file can be made in {place} ({why.strerror})"}
+    return {
+        "place": str(place.resolve()),
+        "exists": exists,
         "mode": stat.S_IMODE(rights.st_mode),
         "is_ours": rights.st_uid == os.geteuid(),
         "num_bytes": room.f_blocks * room.f_frsize,
         "free_bytes": room.f_bavail * room.f_frsize,
-        "slabs": {each.name: each.stat().st_blocks * 512 for each in wanted.glob("dp*-rank*.slab")},
+        "slabs": slabs,
     }
-    try:
-        # It has no name, so it disappears even if this process is killed.
-        file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115
-    except OSError as why:
-        return found | {"trouble": f"no file can be made in {place} ({why.strerror})"}
-    with file:
-        return found | _glance(file.fileno())
-
-
-def _glance(file: int) -> dict[str, Any]:
-    """Say whether O_DIRECT works, and how many bytes per second it reads if there is room to
-    try."""
-    buffer = mmap.mmap(-1, PIECE)  # page-aligned, as O_DIRECT requires
-    buffer.write(os.urandom(PIECE))  # some drives do not store zeros
-    if not _goes_direct(file, buffer):
-        return {"is_direct": False}
-    num, until = 0, time.monotonic() + SECONDS
-    with contextlib.suppress(OSError):  # until the time, the room or the quota is used up
-        while num < MOST // PIECE and (not num or time.monotonic() < until):
-            if os.pwrite(file, buffer, num * PIECE) < PIECE:
-                break
-            num += 1
-    return {"is_direct": True} | (_read(file, num) if num else {})
-
-
-def _goes_direct(file: int, buffer: mmap.mmap) -> bool:
-    """Whether reads past the page cache work: a file system may take the flag and refuse the
-    reads."""
-    try:
-        flags = fcntl.fcntl(file, fcntl.F_GETFL)
-        fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
-        page = memoryview(buffer)[:PAGE]
-        os.pwrite(file, page, 0)
-        return os.preadv(file, [page], 0) == PAGE
-    except OSError as why:
-        if why.errno == errno.EINVAL:
-            return False
-        raise
-
-
-def _read(file: int, num: int) -> dict[str, Any]:
-    """Read `num` pieces, as many at once as the tier would, until the time is used up."""
-    begin = time.monotonic()
-
-    def read(index: int) -> int:
-        if index >= THREADS and time.monotonic() - begin > SECONDS:
-            return 0
-        return os.preadv(file, [mmap.mmap(-1, PIECE)], index * PIECE)
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        num_read = sum(threads.map(read, range(num)))
-    return {"read_bytes": num_read, "bytes_per_s": num_read / (time.monotonic() - begin)}
 
 
 ABOUT: dict[str, Callable[..., dict[str, Any]]] = {

@@ -1,5 +1,5 @@
-"""Lines on files: the disk tier's folder, its drive and how much is written to it; then the files
-that the connector writes, and the one that switches it off."""
+"""Lines on files: the disk tier's folder, its file system and how much is written to it; then the
+files that the connector writes, and the one that switches it off."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import NamedTuple
 
 from continuum_connector.config import SWITCH_PATH
 from continuum_connector.epoch_endpoint import EpochEndpoint
@@ -16,37 +15,16 @@ from continuum_connector.files import MIN_LEFT
 from continuum_connector.memory import size
 from continuum_connector.program_endpoint import ProgramEndpoint
 from continuum_connector.switch_endpoint import MEANINGS, SwitchEndpoint, read_switch
-from continuum_connector.tools.checks.machine import (
-    DiskSeen,
-    Line,
-    Machine,
-    error,
-    ok,
-    unseen,
-    warning,
-)
+from continuum_connector.tools.checks.lines import Line, error, ok, unseen, warning
+from continuum_connector.tools.checks.machine import DiskSeen, Machine
 from continuum_connector.tools.checks.plan import Plan
 
-SLOW = 0.5e9  # bytes per second; below this, most GPUs compute a prompt faster than a disk reads it
 DAY_S = 86_400
 MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "ceph", "9p", "virtiofs", "lustre", "gpfs", "beegfs")
 LAYERED = ("overlay", "aufs")
 COPYING = ("btrfs", "zfs", "bcachefs")
 ELSEWHERE = "a folder on a local drive, ext4 or xfs"
-WRITABLE = "name a file in a folder that exists and is writable"
-
-
-class Mount(NamedTuple):
-    """Where a file system is mounted. `device`: "259:2"; `source`: what was mounted."""
-
-    point: str
-    device: str
-    kind: str
-    source: str
-
-
-Drive = tuple[int, bool | None]  # bytes, and whether it rotates, if the kernel says so
 
 
 def lines(machine: Machine, plan: Plan) -> Iterator[Line]:
@@ -74,31 +52,42 @@ def _tier_lines(machine: Machine, plan: Plan, path: str) -> Iterator[Line]:
         yield error("disk", text, cure)
     else:
         yield ok("disk", f"only the server may write to {path}")
-    mount = _find_mount(machine, seen.place)
-    drive = _find_drive(machine, mount) if mount else None
-    yield _file_system(path, mount)
+    yield _file_system(machine, path, seen.place)
     yield _space(plan, seen)
-    yield _speed(seen, drive)
-    yield _writes(plan, drive)
+    yield _writes(plan, seen)
 
 
-def _file_system(path: str, mount: Mount | None) -> Line:
-    if mount is None:
+def _file_system(machine: Machine, path: str, place: str) -> Line:
+    point, kind = _mount(machine, place)
+    said, cure = f"{kind} at {point}", ELSEWHERE
+    if not kind:
         return unseen("file system", f"the kernel does not say which file system {path} is on")
-    said, cure = f"{mount.kind} at {mount.point}", ELSEWHERE
-    if mount.kind in MEMORY:
+    if kind in MEMORY:
         text = f"{said} is memory: what leaves DRAM would be in DRAM again, and lost at a reboot"
         return error("file system", text, f"{ELSEWHERE}; or more dram_bytes")
-    if mount.kind in REMOTE or mount.kind.startswith("fuse"):
+    if kind in REMOTE or kind.startswith("fuse"):
         text = "is a network or a process: if that hangs, the server cannot end"
-    elif mount.kind in LAYERED:
+    elif kind in LAYERED:
         text = "is the container's own layer, which ends with the container"
         cure = "mount a volume of the node's drive there"
-    elif mount.kind in COPYING:
+    elif kind in COPYING:
         text = "writes each change to a new place, so room taken at the start is not kept"
     else:
         return ok("file system", said)
     return warning("file system", f"{said} {text}", cure)
+
+
+def _mount(machine: Machine, place: str) -> tuple[str, str]:
+    """Where the file system that holds `place` is mounted, and its kind: the longest path above
+    it, the last among equals; "" if the kernel does not say."""
+    found = "", ""
+    for line in (machine.text("proc/self/mountinfo") or "").splitlines():
+        before, _, behind = line.partition(" - ")
+        # The kernel writes a space in a name as \040.
+        point = re.sub(r"\\([0-7]{3})", lambda it: chr(int(it[1], 8)), before.split()[4])
+        if PurePath(place).is_relative_to(point) and len(point) >= len(found[0]):
+            found = point, behind.split()[0]
+    return found
 
 
 def _space(plan: Plan, seen: DiskSeen) -> Line:
@@ -140,76 +129,20 @@ def _left_behind(plan: Plan, seen: DiskSeen) -> dict[str, int]:
     return {name: num_bytes for name, num_bytes in sorted(seen.slabs.items()) if name not in own}
 
 
-def _speed(seen: DiskSeen, drive: Drive | None) -> Line:
-    if not seen.is_direct:
-        text = "O_DIRECT is refused: the page cache takes memory, and hides the drive's speed"
-        return warning("disk speed", text, ELSEWHERE)
-    if not seen.bytes_per_s:
-        return unseen("disk speed", "no room for a temporary file to read")
-    text = f"{seen.bytes_per_s / 1e9:.2g} GB/s: {size(seen.read_bytes)} read back past the page"
-    text += " cache (O_DIRECT); only a glance, beside the drive's other work"
-    if drive and drive[1]:
-        text += "; the kernel says that the drive rotates, as it does for many virtual ones"
-    if seen.bytes_per_s < SLOW:
-        text += "; computing a prompt is faster on most GPUs, so turns will seldom read"
-        return warning("disk speed", text, "an NVMe drive; or no disk tier")
-    return ok("disk speed", text)
-
-
-def _writes(plan: Plan, drive: Drive | None) -> Line:
+def _writes(plan: Plan, seen: DiskSeen) -> Line:
     config = plan.config
     budget = config.disk_bytes if config.disk_write_budget is None else config.disk_write_budget
     per_day = budget * plan.num_servers
     if not per_day:
         text = "disk_write_budget = 0: no bound, so agents may fill the drive several times a day"
         return warning("disk writes", text, "leave it out: disk_bytes per day")
+    times = per_day / max(1, seen.num_bytes)  # which some network does not say
     text = f"{size(per_day)} a day, {per_day / DAY_S / 1e6:.3g} MB/s on average"
-    if drive is None:
-        return unseen("disk writes", f"{text}; the size of the drive cannot be seen")
-    times = per_day / drive[0]
-    text += f": {times:.2g} times the drive of {size(drive[0])}"
+    text += f": {times:.2g} times the file system of {size(seen.num_bytes)}"
     if times > 1:
         cure = "a smaller disk_write_budget, or a drive rated for that many writes a day"
-        return warning("disk writes", f"{text}, where most are rated for 1 a day", cure)
+        return warning("disk writes", f"{text}, where most drives are rated for 1 a day", cure)
     return ok("disk writes", text)
-
-
-def _find_mount(machine: Machine, place: str) -> Mount | None:
-    """The mount that holds `place`: the one with the longest path above it, the last among
-    equals."""
-    above = {str(each) for each in (PurePath(place), *PurePath(place).parents)}
-    best: Mount | None = None
-    for line in (machine.text("proc/self/mountinfo") or "").splitlines():
-        # The kernel writes a space in a name as \040.
-        words = [re.sub(r"\\([0-7]{3})", lambda it: chr(int(it[1], 8)), w) for w in line.split()]
-        kinds = words[words.index("-") + 1 :] if "-" in words else []
-        if len(words) < 5 or len(kinds) < 2:
-            continue
-        mount = Mount(words[4], words[2], kinds[0], kinds[1])
-        if mount.point in above and (best is None or len(mount.point) >= len(best.point)):
-            best = mount
-    return best
-
-
-def _find_drive(machine: Machine, mount: Mount) -> Drive | None:
-    """The whole drive: the one that has this partition, or the only one below a mapped device."""
-    at = machine.real(f"sys/dev/block/{mount.device}")
-    if machine.number(f"{at}/size") is None:  # btrfs and zfs use device numbers of their own
-        name = PurePath(machine.real(mount.source.lstrip("/"))).name
-        at = machine.real(f"sys/class/block/{name}")
-    for _ in range(8):
-        below = machine.names(f"{at}/slaves")
-        if machine.text(f"{at}/partition"):
-            at = at.rpartition("/")[0]
-        elif len(below) == 1:
-            at = machine.real(f"{at}/slaves/{below[0]}")
-        else:
-            break
-    sectors = machine.number(f"{at}/size")  # of 512 bytes, whatever the drive's own are
-    if not sectors:
-        return None
-    rotates = machine.number(f"{at}/queue/rotational")
-    return sectors * 512, None if rotates is None else bool(rotates)
 
 
 # --- other files, and endpoints ---------------------------------------------------------------
@@ -220,7 +153,8 @@ def _file_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
         yield ok("trace_path", f"one line per decision and outcome: {path}")
     elif path:
         text = f"{path} cannot be written, so the server stops at start"
-        yield error("trace_path", text, f"{WRITABLE}, or leave it empty")
+        cure = "name a file in a folder that exists and is writable, or leave it empty"
+        yield error("trace_path", text, cure)
     if config.switch_path:
         yield _switch(machine, config.switch_path)
 
@@ -248,17 +182,15 @@ def _switch(machine: Machine, path: str) -> Line:
 
 def _endpoint_lines(machine: Machine, plan: Plan) -> Iterator[Line]:
     """Does each endpoint have its key?"""
-    who = "for who has the key"
     file = PurePath(machine.environ.get(SWITCH_PATH, ""))
-    switches = f"{SwitchEndpoint.path} reads and writes {file}, {who}"
-    for kind, line in (
-        (SwitchEndpoint, ok("switch endpoint", switches)),
-        (EpochEndpoint, ok("epoch endpoint", f"{EpochEndpoint.path} begins an epoch, {who}")),
-        (ProgramEndpoint, ok("program endpoint", f"{ProgramEndpoint.path} ends a program, {who}")),
+    for subject, kind, does in (
+        ("switch endpoint", SwitchEndpoint, f"reads and writes {file}"),
+        ("epoch endpoint", EpochEndpoint, "begins an epoch"),
+        ("program endpoint", ProgramEndpoint, "ends a program"),
     ):
         if kind.name() in plan.middleware:
             try:
                 kind.read_key(machine.environ)
-                yield line
+                yield ok(subject, f"{kind.path} {does}, for who has the key")
             except ConfigError as why:
-                yield error(line.subject, *str(why).split("; ", 1))
+                yield error(subject, *str(why).split("; ", 1))

@@ -1,7 +1,6 @@
-"""What goes into a check and what comes out: a Machine, everything that it may look at, so that a
-test can simulate any; and Lines, what it finds and what to do about it.
+"""Machine: everything that a check may look at, so that a test can simulate any.
 
-The structs in between are what `Machine.ask` learns from vLLM, CUDA, our native library and a disk.
+The structs are what `Machine.ask` learns from vLLM, CUDA, our native library and a disk.
 """
 
 from __future__ import annotations
@@ -10,15 +9,13 @@ import contextlib
 import importlib.metadata
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,15 +27,12 @@ Seen = TypeVar("Seen")
 @dataclass(frozen=True)
 class Machine:
     """`root`: where /proc and /sys are. `environ`: what the server would inherit. `ask`: runs
-    ask.py in a process of its own and returns its answer. `run`: returns a program's output, None
-    if it failed."""
+    ask.py in a process of its own and returns its answer."""
 
     root: Path
     environ: Mapping[str, str]
     ask: Callable[..., dict[str, Any]]
-    run: Callable[[list[str]], str | None]
     plugins: Mapping[str, str]  # entry points of vllm.general_plugins: name to object
-    memlock: int | None  # bytes; None: no limit
 
     def see(self, about: str, kind: type[Seen], *words: str) -> Seen:
         """What it answers to `ask`, in one of the structs below."""
@@ -61,39 +55,24 @@ class Machine:
         lines = (line.partition(":") for line in (self.text(path) or "").splitlines())
         return {key.strip(): value.strip() for key, _, value in lines}
 
-    def real(self, path: str) -> str:
-        """The path that a link points to, in the form that `text` takes."""
-        return str((self.root / path).resolve())
-
     def can_write(self, path: str) -> bool:
         """Whether this file may be written, or made: its folder must exist."""
-        found = self.place(path)
-        place = found if found.exists() else found.parent
-        return place.exists() and os.access(place, os.W_OK)
+        place = self.place(path)
+        return os.access(place if place.exists() else place.parent, os.W_OK)
 
     def place(self, path: str) -> Path:
         """Where a path of the server's config is on this machine."""
         return self.root / path.lstrip("/") if path.startswith("/") else Path(path)
 
-    def names(self, path: str) -> list[str]:
-        """The names in a folder, sorted; [] if there is no such folder."""
-        try:
-            return sorted(each.name for each in (self.root / path).iterdir())
-        except OSError:
-            return []
-
 
 def this_machine(environ: Mapping[str, str]) -> Machine:
     """The machine that we run on, for a server that starts with `environ`."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     found = importlib.metadata.entry_points(group="vllm.general_plugins")
     return Machine(
         Path("/"),
         environ,
         lambda about, *words: _ask(about, words, environ),
-        lambda words: _run(words, environ),
         {each.name: each.value for each in found},
-        None if limit == resource.RLIM_INFINITY else limit,
     )
 
 
@@ -122,13 +101,6 @@ def _ask(about: str, given: Sequence[str], environ: Mapping[str, str]) -> dict[s
     return {"trouble": said}
 
 
-def _run(words: list[str], environ: Mapping[str, str]) -> str | None:
-    none = subprocess.DEVNULL
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(words, stderr=none, text=True, timeout=30, env=environ)
-    return None
-
-
 class Kv(msgspec.Struct, frozen=True):
     """The KV cache that vLLM makes for a command line, and what our connector says of it there.
 
@@ -153,11 +125,11 @@ class Kv(msgspec.Struct, frozen=True):
 
 
 class VllmSeen(msgspec.Struct, frozen=True):
-    """The vLLM of this Python. `trouble`: why it cannot be imported. `architectures`: those of
-    models that generate. `tool_parsers`: names for --tool-call-parser. `refused`, `unread`: what
-    vLLM itself says of the options. `model`, `options`: what it reads in them, None if it was not
-    asked or refuses them. `kv`: what it makes of them, None if that is `not_seen`. `lacks_all`,
-    `lacks`: what touched.py says for any server, and for some. The rest comes from compat.py."""
+    """The vLLM of this Python. `trouble`: why it cannot be imported. `tool_parsers`: names for
+    --tool-call-parser. `refused`, `unread`: what vLLM itself says of the options. `model`,
+    `options`: what it reads in them, None if it was not asked or refuses them. `kv`: what it makes
+    of them, None if that is `not_seen`. `lacks_all`, `lacks`: what touched.py says for any server,
+    and for some. The rest comes from compat.py."""
 
     is_installed: bool = False
     trouble: str = ""
@@ -170,7 +142,6 @@ class VllmSeen(msgspec.Struct, frozen=True):
     mends_drafted_states: bool = False
     lacks_all: str = ""
     lacks: tuple[str, ...] = ()
-    architectures: tuple[str, ...] = ()
     tool_parsers: tuple[str, ...] = ()
     model: str = ""
     refused: str = ""
@@ -209,8 +180,7 @@ class DiskSeen(msgspec.Struct, frozen=True):
     """The folder of the disk tier. `place`: the folder, or the one above if it does not exist yet.
     `trouble`: why no file can be made there. `exists`, `mode`, `is_ours`: whether it is there, its
     permissions, whether we own it. `num_bytes`, `free_bytes`: size and free space of its file
-    system. `slabs`: bytes that each of the tier's own files takes in it. `is_direct`: whether it
-    supports O_DIRECT. `read_bytes`: how much of a temporary file was read that way."""
+    system. `slabs`: bytes that each of the tier's own files takes in it."""
 
     trouble: str = ""
     place: str = ""
@@ -220,58 +190,3 @@ class DiskSeen(msgspec.Struct, frozen=True):
     num_bytes: int = 0
     free_bytes: int = 0
     slabs: dict[str, int] = msgspec.field(default_factory=dict)
-    is_direct: bool = False
-    read_bytes: int = 0
-    bytes_per_s: float = 0.0
-
-
-# --- what a check finds -----------------------------------------------------------------------
-class Verdict(Enum):
-    """OK; WARNING: it works, but could work better; ERROR: the server would not start, or would not
-    do what was asked of it; UNSEEN: this process could not look at it."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-    UNSEEN = "not seen"
-
-
-class Line(NamedTuple):
-    """One finding. `subject`: what was looked at; `text`: what it is, and what follows from it."""
-
-    subject: str
-    verdict: Verdict
-    text: str
-    cure: str = ""
-
-
-def ok(subject: str, text: str) -> Line:
-    """Nothing to do."""
-    return Line(subject, Verdict.OK, text)
-
-
-def warning(subject: str, text: str, cure: str) -> Line:
-    """It works, and the cure makes it better."""
-    return Line(subject, Verdict.WARNING, text, cure)
-
-
-def error(subject: str, text: str, cure: str) -> Line:
-    """It does not work until the cure is applied."""
-    return Line(subject, Verdict.ERROR, text, cure)
-
-
-def unseen(subject: str, text: str, cure: str = "") -> Line:
-    """There is no verdict: `text` says why, and `cure` how to get one."""
-    return Line(subject, Verdict.UNSEEN, text, cure)
-
-
-def worst(lines: Iterable[Line]) -> Verdict:
-    """ERROR if any line has it, else UNSEEN, as the unknown is not ok, else WARNING, else OK."""
-    found = {line.verdict for line in lines}
-    order = (Verdict.ERROR, Verdict.UNSEEN, Verdict.WARNING)
-    return next((each for each in order if each in found), Verdict.OK)
-
-
-def several(singular: str, number: int) -> str:
-    """ "1 GPU", "2 GPUs"."""
-    return f"{number:,} {singular}{'' if number == 1 else 's'}"

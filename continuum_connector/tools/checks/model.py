@@ -9,35 +9,25 @@ is downloaded.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from continuum_connector.memory import size
 from continuum_connector.scheduler.kv_groups import STATE
-from continuum_connector.tools.checks.machine import (
-    Kv,
-    Line,
-    Machine,
-    Verdict,
-    VllmSeen,
-    error,
-    ok,
-    several,
-    unseen,
-    warning,
-)
+from continuum_connector.tools.checks.lines import Line, error, ok, several, unseen, warning
+from continuum_connector.tools.checks.machine import Kv, Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm import proven
 from continuum_connector.vllm.proven import FP8_DTYPES, KINDS, Group, Server
 
 LOG = "the server's log says `steps aside` if it does not"
-AS_STOCK = "none yet: it works, as without the connector"
 MODELOPT = "hf_quant_config.json"  # beside config.json
 MAX_BYTES = 16 << 20  # of a config.json; the largest are a few hundred KB
 BLOCK_SIZE = 16  # tokens
-MOST, MOST_LAYERS = 1 << 40, 100_000  # the largest number that we accept; the most layers
 # Models whose code does what their config.json says in these keys, and nothing besides.
 PLAIN = ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "olmo2")
 _OTHER = (  # keys of layers that keep something else, in models of these types, too
@@ -57,28 +47,24 @@ _WORDS = {
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
-    kv = None if plan.hides_its_model else vllm.kv
-    if kv is None:
-        yield _not_built(machine, plan, vllm)
+    kv: Kv | Line | None = vllm.kv
+    if kv is None or plan.hides_its_model:
+        kv = _not_built(machine, plan, vllm)
+    if isinstance(kv, Line):
+        yield kv
         # What is known without a model: its layers are taken for full attention.
-        seen = Server(
-            kv_cache_dtype=plan.kv_cache_dtype,
-            pipeline_parallel=plan.pipeline_parallel_size,
-            executor=plan.distributed_executor_backend,
-            has_drafts=plan.drafts,
-            has_lora=plan.enable_lora,
-            fails_by_request=vllm.fails_by_request or not vllm.version,  # unseen: do not blame it
-            leaves_right_states=vllm.mends_drafted_states or not vllm.version,
-        )
+        seen = _server(plan, vllm)
         yield from _tiers(plan, proven.why_no_tier(seen), proven.why_no_disk(seen))
         return
     text = f"{kv.architecture} is served: {in_words(kv)}; {size(token_bytes(kv))} per token"
     if states := state_blocks(kv):
         num_bytes = size(kv.block_bytes * len(states))
         text += f", {num_bytes} of states per turn, blocks of {max(states):,} tokens"
-    served = ok("model", f"{text}, as vLLM makes them on {kv.device}")
+    says = f"as vLLM makes them on {kv.device}" if kv.device else "by config.json alone"
+    served = ok("model", f"{text}, {says}")
     if kv.aside and kv.aside != proven.why_aside(False, ""):  # of which another line speaks
-        served = error("model", f"the connector steps aside: {kv.aside}", AS_STOCK)
+        cure = "none yet: it works, as without the connector"
+        served = error("model", f"the connector steps aside: {kv.aside}", cure)
     yield served
     if kv.aside:
         return
@@ -89,17 +75,30 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
 
 def _tiers(plan: Plan, no_tier: str, no_disk: str) -> Iterator[Line]:
     """The tiers that are asked for and refused. Without a DRAM tier nothing is said of the disk."""
-    if plan.config.dram_bytes != 0 and no_tier:
-        cure = "set dram_bytes = 0, or serve without what it names"
-        line = error("DRAM tier", no_tier, cure)
-        is_asked = plan.config.dram_bytes is not None
-        yield line if is_asked else line._replace(verdict=Verdict.WARNING)
+    cure = "set dram_bytes = 0, or serve without what it names"
+    if no_tier and plan.config.dram_bytes is None:
+        yield warning("DRAM tier", no_tier, cure)
+    elif no_tier and plan.config.dram_bytes:
+        yield error("DRAM tier", no_tier, cure)
     elif plan.config.disk_path and no_disk:
         yield error("disk tier", no_disk, "leave disk_path and disk_bytes out, or what it names")
 
 
-def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
-    """The line where vLLM makes no KV cache of this model here."""
+def _server(plan: Plan, vllm: VllmSeen) -> Server:
+    """The server of a model with full attention."""
+    return Server(
+        kv_cache_dtype=plan.kv_cache_dtype,
+        pipeline_parallel=plan.pipeline_parallel_size,
+        executor=plan.distributed_executor_backend,
+        has_drafts=plan.drafts,
+        has_lora=plan.enable_lora,
+        fails_by_request=vllm.fails_by_request or not vllm.version,  # unseen: do not blame it
+        leaves_right_states=vllm.mends_drafted_states or not vllm.version,
+    )
+
+
+def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Kv | Line:
+    """What config.json alone says, where vLLM makes no KV cache of this model here; or why not."""
     if plan.hides_its_model:
         text = "only who runs it knows which; vLLM's own default is not what is meant"
         return unseen("model", text, "paste it with the model's name, or give --model")
@@ -113,7 +112,7 @@ def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
         if vllm.not_seen:
             text = f"this vLLM cannot say here what its layers keep: {vllm.not_seen[:400]}"
             return unseen("model", text, LOG)
-        shape = read_shape(config, plan.kv_cache_dtype)
+        return by_config(config, plan, vllm)
     except BrokenModelError as why:
         if plan.is_inside and model.startswith(("/", ".", "~")):
             text = f"{model} is a path in the container, so it is not seen from here"
@@ -126,18 +125,6 @@ def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     except ShapeError as why:
         text = f"whether it is served cannot be told from config.json alone: {why}"
         return unseen("model", text, LOG)
-    if vllm.architectures and shape.architecture not in vllm.architectures:
-        text = f"this vLLM has no generating model {shape.architecture[:100]} of its own"
-        return unseen("model", text, f"see whether it serves it at all; {LOG}")
-    try:
-        group = Group(FULL, BLOCK_SIZE)
-        proven.check_groups([group], BLOCK_SIZE, plan.decode_context_parallel_size)
-    except ValueError as why:
-        aside = proven.why_aside(True, str(why))
-        return error("model", f"the connector steps aside: {aside}", AS_STOCK)
-    token = size(shape.context_bytes(1, plan.tensor_parallel_size))
-    text = f"{shape.architecture} is served: {shape.num_layers} layers of full attention; {token} "
-    return ok("model", f"{text}per token, by config.json alone")
 
 
 def _states(plan: Plan, kv: Kv, block: int) -> Iterator[Line]:
@@ -218,19 +205,17 @@ class ShapeError(ValueError):
     """This config.json alone does not say what the KV cache will be."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """`token_bytes`: of one layer, over all KV heads."""
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)] | None
 
-    architecture: str
-    num_layers: int
-    num_heads: int
-    token_bytes: int
 
-    def context_bytes(self, num_tokens: int, num_ranks: int = 1) -> int:
-        """KV bytes of so many tokens. Where there are more ranks than heads, several keep one."""
-        copies = max(1, num_ranks // self.num_heads)
-        return num_tokens * self.num_layers * self.token_bytes * copies
+class _Config(msgspec.Struct):
+    """What counts of config.json."""
+
+    num_attention_heads: Count = None
+    num_key_value_heads: Count = None
+    head_dim: Count = None
+    hidden_size: Count = None
+    num_hidden_layers: Annotated[int, msgspec.Meta(ge=0, lt=100_000)] | None = None
 
 
 def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -242,8 +227,7 @@ def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
     except OSError as failure:
         raise BrokenModelError(f"{found} cannot be read ({failure.strerror})") from None
     except (ValueError, RecursionError) as failure:
-        why = "too deep" if isinstance(failure, RecursionError) else failure
-        raise BrokenModelError(f"{found} is no JSON ({why})") from None
+        raise BrokenModelError(f"{found} is no JSON ({failure})") from None
     if not isinstance(config, dict):
         raise BrokenModelError(f"{found} is no JSON object")
     if (found.parent / MODELOPT).is_file():
@@ -253,20 +237,14 @@ def read_model_config(model: str, environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _find(model: str, environ: Mapping[str, str]) -> Path:
     """The file, in a folder or in the cache of downloads."""
-    try:
-        path = Path(model).expanduser()
-        file = path if path.suffix == ".json" else path / "config.json"
-        if file.is_file():
-            return file
-        exists, is_other = path.exists(), path.is_file() or (path / "params.json").is_file()
-    except (OSError, RuntimeError) as why:  # the name is too long, or `~` names no user
-        raise BrokenModelError(f"{model} is no folder ({why})") from None
-    if is_other:
+    path = os.path.expanduser(model)
+    file = path if path.endswith(".json") else os.path.join(path, "config.json")
+    if os.path.isfile(file):
+        return Path(file)
+    if os.path.isfile(path) or os.path.isfile(os.path.join(path, "params.json")):
         raise NoModelError(f"{model} has no config.json, and other formats are not read here")
-    if exists:
+    if os.path.exists(path) or model.startswith(("/", ".", "~")):
         raise BrokenModelError(f"there is no config.json in {model}, so no server starts with it")
-    if model.startswith(("/", ".", "~")):
-        raise BrokenModelError(f"there is no folder {model}, so no server starts with it")
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
@@ -284,43 +262,50 @@ def _find(model: str, environ: Mapping[str, str]) -> Path:
     return Path(found)
 
 
-def read_shape(config: Mapping[str, Any], kv_cache_dtype: str = "auto") -> Shape:
-    """Read config.json as vLLM would with this type of the KV cache. Raises ShapeError."""
-    heads, layers = _number(config, "num_attention_heads"), _number(config, "num_hidden_layers")
-    kv_heads = _number(config, "num_key_value_heads") or heads
-    if layers > MOST_LAYERS:
-        raise _broken(f"{layers} layers are more than any model has")
-    model_type = config.get("model_type")
+def by_config(config: Mapping[str, Any], plan: Plan, vllm: VllmSeen) -> Kv:
+    """The KV cache that vLLM would make by config.json. Raises ShapeError, and BrokenModelError
+    where no model has such sizes."""
     odd = next((key for key in _OTHER if config.get(key)), "")
     if config.get("sliding_window") and config.get("use_sliding_window") is not False:
         odd = "sliding_window"
-    if model_type not in PLAIN or odd:
+    if (model_type := config.get("model_type")) not in PLAIN or odd:
         what = f"{odd} is set" if odd else f"its model_type is {str(model_type)[:100]}"
         raise ShapeError(f"{what}, so only vLLM knows what its layers keep, and none is here")
-    if not heads or not layers:
-        raise ShapeError("num_attention_heads or num_hidden_layers is missing")
-    head = _number(config, "head_dim") or _number(config, "hidden_size") // heads
-    if not head:
-        raise ShapeError("hidden_size is missing")
-    architectures = config.get("architectures") or ["?"]
-    if not isinstance(architectures, list):
-        raise _broken("architectures is no list")
-    num_bytes = 2 * kv_heads * head * _value_bytes(config, kv_cache_dtype)
-    return Shape(str(architectures[0]), layers, kv_heads, num_bytes)
-
-
-def _broken(why: str) -> BrokenModelError:
-    return BrokenModelError(f"config.json is broken: {why}")
-
-
-def _number(config: Mapping[str, Any], name: str) -> int:
-    """The number under this key; 0 if there is none."""
-    value = config.get(name)
-    if isinstance(value, list):
-        raise ShapeError(f"{name} differs from layer to layer")
-    if value is not None and (not isinstance(value, int) or not 0 <= value < MOST):
-        raise _broken(f"{name} is {repr(value)[:100]}, which counts nothing")
-    return value or 0
+    architecture = f"{model_type.title().replace('_', '')}ForCausalLM"  # as Qwen2MoeForCausalLM
+    if (named := config.get("architectures")) != [architecture]:
+        raise ShapeError(f"its architectures are {str(named)[:100]}, which may keep something else")
+    try:
+        sizes = msgspec.convert(config, _Config)
+    except msgspec.ValidationError as why:
+        raise BrokenModelError(f"config.json is broken: {why}") from None
+    heads, layers = sizes.num_attention_heads, sizes.num_hidden_layers
+    head = sizes.head_dim or (sizes.hidden_size or 0) // (heads or 1)
+    if not (heads and layers and head):
+        raise ShapeError("num_attention_heads, num_hidden_layers or hidden_size is missing")
+    kv_heads = sizes.num_key_value_heads or heads
+    # Where there are more ranks than heads, several keep one.
+    heads_kept = kv_heads * max(1, plan.tensor_parallel_size // kv_heads)
+    num_bytes = 2 * heads_kept * head * _value_bytes(config, plan.kv_cache_dtype)
+    aside, seen = "", _server(plan, vllm)
+    try:
+        group = Group(FULL, BLOCK_SIZE)
+        proven.check_groups([group], BLOCK_SIZE, plan.decode_context_parallel_size)
+    except ValueError as why:
+        aside = proven.why_aside(True, str(why))
+    return Kv(
+        device="",
+        architecture=architecture,
+        aside=aside,
+        no_tier=proven.why_no_tier(seen),
+        no_disk=proven.why_no_disk(seen),
+        layers=((FULL, None, layers),),
+        groups=((FULL, BLOCK_SIZE, None),),
+        block_bytes=BLOCK_SIZE * layers * num_bytes,
+        num_ranks=plan.tensor_parallel_size * plan.pipeline_parallel_size,
+        prefix_caching=plan.enable_prefix_caching is not False,
+        drops_a_block=False,
+        server=seen._asdict(),
+    )
 
 
 def _value_bytes(config: Mapping[str, Any], kv_cache_dtype: str) -> int:

@@ -17,7 +17,7 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, pairwise, takewhile
 from os.path import basename
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,9 @@ def read(text: str) -> list[Pasted]:
             why = error
     python, is_python = _of_python("" if found else text[:MAX_LISTED])
     script = read_script(python)
-    found = found or [each for words in script.commands for each in _of_command(words, script)]
+    found = found or [
+        each for words in script.commands for each in _of_command(words, script.known)
+    ]
     found = found or list(_of_quadlet(text)) or list(_of_assigned(text))
     try:
         found = found or list(_of_shell("" if is_python else _as_script(text), {}))
@@ -141,9 +143,7 @@ def read(text: str) -> list[Pasted]:
 
 
 def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
-    found = [_settled(each) for each in servers]
-    for each in found:
-        _forget_written(each, text)
+    found = [_settled(each, text) for each in servers]
     # Not `docker run -d IMAGE` before it, nor a sidecar with options of its own.
     for is_one in (lambda each: each.words, lambda each: ELSEWHERE not in each.unknown):
         found = list(filter(is_one, found)) or found
@@ -153,16 +153,6 @@ def _some(servers: Iterable[Pasted], text: str) -> list[Pasted]:
     known = {word for each in found for name in each.unknown for word in re.findall(r"\w+", name)}
     lost = _lost(text) - known.union(*(each.environ for each in found))
     return [replace(each, unknown=[*each.unknown, *sorted(lost)]) for each in found]
-
-
-def _forget_written(pasted: Pasted, text: str) -> None:
-    """Take out --config FILE where the text itself writes the file, which is not there yet."""
-    for index, word in enumerate(pasted.words[:-1]):
-        name = pasted.words[index + 1]
-        if word == "--config" and re.search(rf"(>|\btee)\s*['\"]?{re.escape(name)}(?!\S)", text):
-            del pasted.words[index : index + 2]
-            pasted.unknown.append(f"{name}, which it writes")
-            return
 
 
 def _lost(text: str) -> set[str]:
@@ -208,7 +198,7 @@ def of_words(words: Sequence[str]) -> list[Pasted]:
     """The servers that these words of a command line start; one word alone is a whole text, a
     file, or `-` for standard input. Raises NoServerError."""
     if len(words) > 1:
-        found = list(_of_command(list(words), Script())) or list(_bare(words, {}))
+        found = list(_of_command(list(words), {})) or list(_bare(words, {}))
         return _some(found, " ".join(words))
     [text] = words
     try:
@@ -227,7 +217,7 @@ def _of_shell(text: str, environ: Mapping[str, str]) -> Iterator[Pasted]:
         script = read_script(_BRACED.sub(r"${\1}", text), environ)
     except ValueError as why:
         raise NoServerError(f"the command cannot be split into words ({why})") from None
-    found = [each for words in script.commands for each in _of_command(words, script)]
+    found = [each for words in script.commands for each in _of_command(words, script.known)]
     alone = [each for words in script.commands for each in _bare(words, script.known)]
     for each in found:  # a comment or a space behind a backslash ends a command
         each.unknown += [f"{one.words[0]} ..., on a line of its own" for one in alone]
@@ -241,31 +231,31 @@ def _bare(words: Sequence[str], known: Mapping[str, str]) -> Iterator[Pasted]:
         yield Pasted(rest, {**known, **_assigned(words)})
 
 
-def _of_command(words: list[str], script: Script) -> Iterator[Pasted]:
+def _of_command(words: list[str], known: Mapping[str, str]) -> Iterator[Pasted]:
     """The server that one command starts, if it does."""
-    environ = script.known | _assigned(words)
+    environ = {**known, **_assigned(words)}
     rest = list(words)
     while rest and (rest[0] in ("env", "export", "exec", "nohup") or ASSIGNMENT.fullmatch(rest[0])):
         rest.pop(0)
     for index, word in enumerate(rest):  # behind `sudo`, say
         if basename(word) in _DOCKER and {"run", "create"} & set(rest[index + 1 : index + 3]):
-            yield from _of_docker(rest[index:], environ, script)
+            yield from _of_docker(rest[index:], environ)
             return
     if rest and basename(rest[0]) == "kubectl" and "--" in rest:
         at = rest.index("--")
         own = _assigned([word.removeprefix("--env=") for word in rest[:at]])
         image = _image_in(rest[:at])
-        yield from _of_image(image, rest[at + 1 :], not image, Pasted([], own), script)
+        yield from _of_image(image, rest[at + 1 :], not image, Pasted([], own))
         return
     if rest and basename(rest[0]) in _SINGULARITY and "run" in rest[:3]:
         at = next((i for i, word in enumerate(rest) if re.search(r"\.sif$|://", word)), len(rest))
         behind = rest[at + 1 :][rest[1] == "instance" :]  # which has a name
         for image in rest[at : at + 1]:
-            yield from _of_image(image, behind, False, Pasted([], environ), script)
+            yield from _of_image(image, behind, False, Pasted([], environ))
     elif image := _image_in(rest):
-        yield from _of_cloud(rest, image, environ, script)
+        yield from _of_cloud(rest, image, environ)
     elif not _TELLS & set(rest[:2]):
-        yield from _served(rest, environ, script)
+        yield from _served(rest, environ)
 
 
 def _image_in(words: Sequence[str]) -> str:
@@ -277,9 +267,7 @@ def _image_in(words: Sequence[str]) -> str:
     return ""
 
 
-def _of_cloud(
-    words: list[str], image: str, environ: dict[str, str], script: Script
-) -> Iterator[Pasted]:
+def _of_cloud(words: list[str], image: str, environ: dict[str, str]) -> Iterator[Pasted]:
     """A container of a cloud's command: --command and --args, a list with commas or one text."""
     given: dict[str, list[str]] = {}
     own: dict[str, str] = {}
@@ -302,11 +290,11 @@ def _of_cloud(
         parts = value[3:].split(by[1]) if by else value.split(None if has_spaces else ",")
         given.setdefault(name, []).extend(parts)
     entry = given.get("--command", [])
-    if not given and (found := list(_served(words, environ | own, script))):
+    if not given and (found := list(_served(words, environ | own))):
         yield from found
         return
     words = entry + given.get("--args", [])
-    yield from _of_image(image, words, bool(entry), Pasted([], environ | own), script)
+    yield from _of_image(image, words, bool(entry), Pasted([], environ | own))
 
 
 def _assigned(words: Sequence[str]) -> dict[str, str]:
@@ -320,7 +308,7 @@ def _assigned(words: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _served(words: list[str], environ: dict[str, str], script: Script) -> Iterator[Pasted]:
+def _served(words: list[str], environ: dict[str, str]) -> Iterator[Pasted]:
     """The server whose words these are, or that a script among them starts."""
     for index, word in enumerate(words):
         before = basename(words[index - 1]) if index else ""
@@ -330,13 +318,13 @@ def _served(words: list[str], environ: dict[str, str], script: Script) -> Iterat
         is_text = re.search(r"[ \t\n]", word) and (before or OPEN not in word)
         if is_text and _STARTS.search(word):
             text = re.sub(r"^--[\w-]+=", "", word).rstrip(",")  # of `sbatch --wrap=`, of Python
-            inner = list(_of_shell(text, script.known | environ))
+            inner = list(_of_shell(text, environ))
             yield from inner
             if inner:
                 return
 
 
-def _of_docker(words: list[str], environ: dict[str, str], script: Script) -> Iterator[Pasted]:
+def _of_docker(words: list[str], environ: dict[str, str]) -> Iterator[Pasted]:
     """`docker run [options] IMAGE [words]`."""
     rest = words[next(i for i, word in enumerate(words) if word in ("run", "create")) + 1 :]
     entry: list[str] = []
@@ -359,12 +347,10 @@ def _of_docker(words: list[str], environ: dict[str, str], script: Script) -> Ite
         elif name == "--entrypoint":
             entry = value.split()
     if rest:
-        yield from _of_image(rest[0], entry + rest[1:], bool(entry), base, script)
+        yield from _of_image(rest[0], entry + rest[1:], bool(entry), base)
 
 
-def _of_image(
-    image: str, words: list[str], has_entry: bool, base: Pasted, script: Script
-) -> Iterator[Pasted]:
+def _of_image(image: str, words: list[str], has_entry: bool, base: Pasted) -> Iterator[Pasted]:
     """A container's server: what its words start, or the image's own if these are options. `base`:
     all but its words."""
     unknown = list(base.unknown)
@@ -374,7 +360,7 @@ def _of_image(
     is_vllm = not has_entry and (is_known or takes_them)
     if is_vllm and not is_known and not any(map(_NAMES_MODEL.match, words)):
         unknown.append(ELSEWHERE)
-    found = list(_served(words, base.environ, script))
+    found = list(_served(words, base.environ))
     if not found and is_vllm and not (words and basename(words[0]) in _SHELLS):
         rest = words[1:] if words[:1] == ["serve"] else words
         found = [replace(base, words=rest, unknown=[])]
@@ -464,7 +450,7 @@ def _walk(node: Any, name: str, around: Mapping[str, str]) -> Iterator[Pasted]:
             yield from (replace(each, name=name) for each in _of_shell(_as_script(node), around))
     if isinstance(node, list):
         words = [each for each in node if isinstance(each, str)]
-        yield from _of_command(words, Script(known=dict(around)))
+        yield from _of_command(words, around)
         for each in node:
             yield from _walk(each, name, around) if not isinstance(each, str) else ()
     if not isinstance(node, dict):
@@ -518,32 +504,32 @@ def _container(
     is_list = isinstance(node.get("env"), list)
     is_pod = bool(set(_ARGS) & set(node)) or ("entrypoint" not in node and is_list)
     base.environ.update(_environment(node, base.unknown))
-    script = Script(known={**inherited, **base.environ})
+    known = {**inherited, **base.environ}
     if "modelCommand" in node and "command" not in node:
         base.unknown.append("the model of modelArtifacts")
     entry = node.get("command") if is_pod else node.get("entrypoint") or node.get("entryPoint")
     args = given if is_pod else node.get("command")
-    words = _words(entry, script, is_pod) + _words(args, script, is_pod)
+    words = _words(entry, known, is_pod) + _words(args, known, is_pod)
     image = next((node[key] for key in _IMAGES if node.get(key)), None)
     image = image.get("repository") if isinstance(image, dict) else image
     for volume in node.get("volumes") or () if isinstance(node.get("volumes"), list) else ():
         base.mounts.update(_mount(volume) if isinstance(volume, str) else {})
-    yield from _of_image(str(image or ""), words, bool(entry), base, script)
+    yield from _of_image(str(image or ""), words, bool(entry), base)
 
 
-def _words(given: Any, script: Script, is_pod: bool) -> list[str]:
+def _words(given: Any, known: Mapping[str, str], is_pod: bool) -> list[str]:
     """A list is taken word by word, and what is known is filled in; a text as a shell would."""
     if isinstance(given, str):
         given = _BRACED.sub(r"${\1}", given if is_pod else given.replace("$$", "$"))
-        commands = read_script(given, script.known).commands
+        commands = read_script(given, known).commands
         return [word for words in commands for word in words]
     found = []
     for each in given if isinstance(given, list) else ():
         word = str(each) if is_pod else str(each).replace("$$", "$")
         is_script = re.search(r"\s", _VARIABLE.sub("", word))  # of `sh -c`, which fills them in
         if not is_script and ("$(" if is_pod else "${") in word:
-            word = expanded(word, script.known)
-        found.append(_BRACED.sub(lambda one: expanded(f"${{{one[1]}}}", script.known), word))
+            word = expanded(word, known)
+        found.append(_BRACED.sub(lambda one: expanded(f"${{{one[1]}}}", known), word))
     return found
 
 
@@ -566,18 +552,25 @@ def _environment(node: Mapping[str, Any], unknown: list[str]) -> dict[str, str]:
     return {key: expanded(value, {}) for key, value in found.items()}
 
 
-def _settled(pasted: Pasted) -> Pasted:
+def _settled(pasted: Pasted, text: str) -> Pasted:
     """The same with defaults where the text gives them, without options whose values nobody here
-    knows, and with paths of this machine."""
+    knows, and with paths of this machine. Without --config FILE where the text itself writes the
+    file, which is not there yet."""
     words: list[str] = []
     unknown = list(pasted.unknown)
     for each in pasted.words:
-        word, names = filled(each)
+        value, names = filled(each)
         unknown += names
-        if word is not None:
-            words.append(_here(word, pasted.mounts))
+        if value is not None:
+            words.append(_here(value, pasted.mounts))
         elif each[:1] != "-" and words and _TAKES_A_VALUE.match(words[-1]):
             words.pop()  # the option whose value it is
+    for at, (word, name) in enumerate(pairwise(words)):
+        written = rf"(>|\btee)\s*['\"]?{re.escape(name)}(?!\S)"
+        if word == "--config" and re.search(written, text):
+            del words[at : at + 2]
+            unknown.append(f"{name}, which it writes")
+            break
     environ = {}
     for name, given in pasted.environ.items():
         value, names = filled(given)
@@ -796,27 +789,21 @@ class _Program(ast.NodeVisitor):
         self.uses: dict[str, str] = {}
 
     def visit(self, node: ast.AST) -> None:
-        if _is_text(node) or _is_list(node):
-            self.lines.append(_listed(node) if _is_list(node) else f"eval {_spelled(node)}")
-        else:
-            super().visit(node)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        if not isinstance(node.value, ast.Constant):  # else it explains the program
-            self.visit(node.value)
-
-    def visit_Assign(self, node: ast.Assign) -> None:
-        self._assign(node.targets[0], node.value)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        self._assign(node.target, node.value, "+")
-
-    def visit_Call(self, node: ast.Call) -> None:
         match node:
-            case ast.Call(ast.Attribute(target, "append"), [_]):
-                self._assign(target, ast.List(node.args), "+")
-            case ast.Call(ast.Attribute(target, "extend"), [value]):
+            case ast.Expr(ast.Constant()):
+                pass  # it explains the program
+            case ast.Assign([target, *_], value):
+                self._assign(target, value)
+            case ast.AugAssign(target, _, value) | ast.Call(
+                ast.Attribute(target, "extend"), [value]
+            ):
                 self._assign(target, value, "+")
+            case ast.Call(ast.Attribute(target, "append"), [value]):
+                self._assign(target, ast.List([value]), "+")
+            case _ if _is_list(node):
+                self.lines.append(_listed(node))
+            case _ if _is_text(node):
+                self.lines.append(f"eval {_spelled(node)}")
             case _:
                 self.generic_visit(node)
 

@@ -6,6 +6,7 @@ vLLM's own parser reads it, where there is one; else those options that need no 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -156,7 +157,8 @@ def planned(command: Sequence[str], model: str) -> tuple[Plan, dict[str, str]]:
 
 def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """Read `[MODEL] [options]` as far as that can be done without vLLM. Raises ToldError."""
-    flags, dotted = _normal(words)
+    # vLLM takes names with dashes and with underscores.
+    flags = [re.sub("^--[^=.]+", lambda it: it[0].replace("_", "-"), word) for word in words]
     known, rest = _parser().parse_known_args(flags)
     given = vars(known)
     # The model may be the first of the words that are left; options we skip may follow it.
@@ -165,11 +167,9 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     trouble = ""
     transfer: Mapping[str, Any] = DEFAULT_TRANSFER
     try:
-        transfer = _read_transfer(known.kv_transfer_config, dotted)
-    except (ValueError, RecursionError) as error:
-        is_deep = isinstance(error, RecursionError)
-        why = "is too deep to be read" if is_deep else f"cannot be read ({error})"
-        trouble = f"--kv-transfer-config {why}, so the server would not start"
+        transfer = _read_transfer(known.kv_transfer_config, _dotted(rest))
+    except (ValueError, RecursionError) as why:
+        trouble = f"--kv-transfer-config cannot be read ({why}), so the server would not start"
     plan = Plan(options_file=known.config or "", **_fields(given, transfer, environ))
     return replace(plan, why_no_config=trouble or plan.why_no_config)
 
@@ -237,24 +237,14 @@ def _number(word: str, least: int) -> int:
     return int(word)
 
 
-def _normal(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Write names with dashes, as vLLM takes both forms; split off `--kv-transfer-config.KEY
-    VALUE`."""
-    flags: list[str] = []
-    dotted: dict[str, str] = {}
-    rest = iter(words)
-    for word in rest:
+def _dotted(words: Sequence[str]) -> dict[str, str]:
+    """The values of each `--kv-transfer-config.KEY VALUE`."""
+    found = {}
+    for word, behind in zip(words, [*words[1:], ""], strict=False):
         name, equals, value = word.partition("=")
-        if not name.startswith("--"):
-            flags.append(word)
-            continue
-        head, dot, tail = name.partition(".")
-        name = head.replace("_", "-") + dot + tail
         if match := _DOTTED.fullmatch(name):
-            dotted[match[1]] = value if equals else next(rest, "")
-        else:
-            flags.append(name + equals + value)
-    return flags, dotted
+            found[match[1]] = value if equals else behind
+    return found
 
 
 def _read_transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
@@ -272,8 +262,7 @@ def _read_transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, 
             at = at.setdefault(folder, {})
             if not isinstance(at, dict):
                 raise ValueError(f"{folder} is no JSON object, so it cannot have {path}")
-        try:
+        at[key] = word
+        with contextlib.suppress(ValueError):
             at[key] = json.loads(word)
-        except ValueError:
-            at[key] = word
     return found

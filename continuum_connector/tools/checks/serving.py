@@ -17,15 +17,8 @@ from continuum_connector.epoch_endpoint import EpochEndpoint
 from continuum_connector.memory import size
 from continuum_connector.program_endpoint import ProgramEndpoint
 from continuum_connector.switch_endpoint import SwitchEndpoint
-from continuum_connector.tools.checks.machine import (
-    Line,
-    Machine,
-    VllmSeen,
-    error,
-    ok,
-    unseen,
-    warning,
-)
+from continuum_connector.tools.checks.lines import Line, error, ok, unseen, warning
+from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm.proven import why_aside, why_not_attached
 
@@ -33,7 +26,6 @@ ENTRY_POINT, OURS = "continuum", "continuum_connector.scheduler_cls"
 FLAG = f'--kv-transfer-config \'{{"kv_connector":"{CONNECTOR_NAME}"}}\''
 FOREIGN_VARIABLES = ("LMCACHE_", "VLLM_USE_SIMPLE_KV_OFFLOAD")
 ALLOCATOR, EXPANDS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-ROLES = ("kv_producer", "kv_consumer", "kv_both")
 PAGE = "docs/agents-setup.md"
 MIDDLEWARE = "continuum_connector.middleware.ProgramMiddleware"
 ENDPOINTS = (SwitchEndpoint, EpochEndpoint, ProgramEndpoint)
@@ -65,29 +57,28 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
 
 
 def _version(vllm: VllmSeen) -> Line:
-    if not vllm.is_installed and not vllm.trouble:
-        cure = "run this check with the Python that runs the server, or install vLLM there"
-        return error("vLLM", f"not installed in {sys.executable}, so nothing serves", cure)
     if vllm.trouble:
         cure = "reinstall vLLM and the torch it asks for"
         return error("vLLM", f"cannot be imported ({vllm.trouble})", cure)
-    here, tested = _release(vllm.version), [_release(each) for each in vllm.tested]
-    span = f"{vllm.tested[0]} to {vllm.tested[-1]}"
-    if here < tested[0]:
+    if not vllm.is_installed:
+        cure = "run this check with the Python that runs the server, or install vLLM there"
+        return error("vLLM", f"not installed in {sys.executable}, so nothing serves", cure)
+    # (0, 32) for "0.32.0+cpu"; a development build counts as the release that it precedes.
+    here, least, most = (
+        [int(each) for each in re.findall(r"\d+", version)[:2]]
+        for version in (vllm.version, vllm.tested[0], vllm.tested[-1])
+    )
+    span, cure = f"{vllm.tested[0]} to {vllm.tested[-1]}", "a tested release"
+    if here < least:
         return error("vLLM", f"{vllm.version} is older than what is tested, {span}", "upgrade vLLM")
     if vllm.lacks_all:
-        return error("vLLM", f"{vllm.lacks_all} (tested: {span})", "a tested release")
+        return error("vLLM", f"{vllm.lacks_all} (tested: {span})", cure)
     if vllm.lacks:
-        return warning("vLLM", f"{'; '.join(vllm.lacks)} (tested: {span})", "a tested release")
-    if here > tested[-1]:
+        return warning("vLLM", f"{'; '.join(vllm.lacks)} (tested: {span})", cure)
+    if here > most:
         text = f"{vllm.version} is newer than what is tested, {span}; it has every name that we "
         return warning("vLLM", f"{text}touch", "look at the log for `ContinuumConnector attached`")
     return ok("vLLM", f"{vllm.version}, within what is tested, {span}")
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """(0, 32) for "0.32.0+cpu". A development build counts as the release that it precedes."""
-    return tuple(int(each) for each in re.findall(r"\d+", version)[:2])
 
 
 def _plugin(machine: Machine, vllm: VllmSeen) -> Line:
@@ -144,10 +135,7 @@ def _config(plan: Plan) -> Line:
     if not plan.names_us:
         text = f"kv_connector is {named!r}, so we are not used"
         return error("config", text, f"serve with {FLAG}")
-    # A connector around ours: vLLM has no default for its role. Ours is in `why_no_config`.
-    if named != CONNECTOR_NAME and role not in ROLES:
-        text = f"{named}'s kv_role is {str(role)[:100]!r}" if role else f"{named} has no kv_role"
-        return error("config", f"{text}, so vLLM stops at start", 'write "kv_role": "kv_both"')
+    # A connector around ours. vLLM refuses one without a role, and `why_no_config` has ours.
     if named != CONNECTOR_NAME and role != "kv_both":
         text = f"kv_role is {role!r}: one server is both ends of what we store and load"
         return warning("config", text, 'write "kv_role": "kv_both"')
@@ -181,8 +169,6 @@ def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
     if why := why_aside(is_on, ""):
         text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
         return error("prefix caching", text, cure)
-    if not vllm.kv and plan.enable_prefix_caching is None and vllm.version and not vllm.has_layouts:
-        return ok("prefix caching", "on, unless the model has states")
     return ok("prefix caching", "on")
 
 
@@ -198,16 +184,11 @@ def _scheduler(plan: Plan) -> Line:
 def _layout(machine: Machine, plan: Plan, vllm: VllmSeen) -> Line:
     """The KV cache layout that is requested. Only the attention backend knows whether it can."""
     config, named = plan.config, machine.environ.get("VLLM_KV_CACHE_LAYOUT")
-    if config.dram_bytes == 0:
-        return ok("KV layout", "vLLM's own: without a DRAM tier nothing is copied")
-    if config.kv_layout == "stock":
-        text = "vLLM's own, as kv_layout = stock says: one copy per layer and block"
-        return ok("KV layout", text)
+    if config.dram_bytes == 0 or config.kv_layout == "stock" or vllm.platform == "cpu":
+        return ok("KV layout", "vLLM's own")
     if not vllm.version:
         text = "without vLLM here, nobody knows whether it can be asked for one"
         return unseen("KV layout", text)
-    if vllm.platform == "cpu":
-        return ok("KV layout", "vLLM's own: CPU attention has no other")
     if not vllm.has_layouts:
         text = "vLLM before 0.29 has one tensor per layer: a block is one copy per layer"
         return warning("KV layout", text, "VLLM_USE_V2_MODEL_RUNNER=0, or vLLM 0.29 or later")
@@ -249,11 +230,7 @@ FAMILIES = (
     Family("DeepSeek V3.1", r"deepseek-v3\.1", ("deepseek_v31",), "deepseek_v3"),
     Family("DeepSeek R1", r"deepseek-r1(?!-distill|.*qwen)", ("deepseek_v3",), "deepseek_r1"),
     Family("DeepSeek V3", r"deepseek-v3", ("deepseek_v3",)),
-    Family(
-        "Mistral, Mixtral, Ministral, Devstral",
-        r"(devstral|ministral|mistral|mixtral)",
-        ("mistral",),
-    ),
+    Family("Mistral, Mixtral, Ministral, Devstral", r"(dev|mini|mi)stral|mixtral", ("mistral",)),
     Family("Llama 4", r"llama-4", ("llama4_pythonic", "llama4_json")),
     Family("Llama 3.1, 3.2, 3.3", r"llama-3\.[123]", ("llama3_json", "llama4_json")),
     Family("Gemma 4", r"gemma-4", ("gemma4",), "gemma4"),
@@ -294,22 +271,17 @@ def _parser_line(plan: Plan, family: Family | None, vllm: VllmSeen) -> Line:
     wanted = f"--enable-auto-tool-choice --tool-call-parser {meant}"
     if family and family.reasoning:
         wanted += f" --reasoning-parser {family.reasoning}"
-    if not named and not plan.enable_auto_tool_choice:
+    if not named:  # with --enable-auto-tool-choice vLLM itself refuses it
         text = "no tool parser is named: requests with tools get 400, or their calls stay text"
         return warning("tools", text, f"for agents add {wanted}")
-    if not named:
-        text = "--enable-auto-tool-choice without --tool-call-parser, so vLLM stops at start"
-        return error("tools", text, f"add {wanted}")
     if not plan.enable_auto_tool_choice:
         text = f"{named} is unused without --enable-auto-tool-choice: requests with tools get 400"
         return warning("tools", text, "add --enable-auto-tool-choice")
     if plan.tool_parser_plugin:
         return ok("tools", f"calls are read by {named}, which may come from your plugin")
     if vllm.tool_parsers and named not in vllm.tool_parsers:
-        text = f"vLLM {vllm.version} has no tool parser {named[:100]!r}"
-        return error(
-            "tools", f"{text}, so the server stops at start", f"--tool-call-parser {meant}"
-        )
+        text = f"vLLM {vllm.version} has no tool parser {named[:100]!r}: the server stops at start"
+        return error("tools", text, f"--tool-call-parser {meant}")
     if family is None:
         return ok("tools", f"calls are read by {named}; whether this model writes so is not known")
     if named not in family.tools:

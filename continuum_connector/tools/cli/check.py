@@ -14,34 +14,20 @@ from rich.table import Column, Table
 
 from continuum_connector.errors import ToldError
 from continuum_connector.tools.checks import disk, hardware, model, serving
-from continuum_connector.tools.checks.machine import (
-    CudaSeen,
-    Line,
-    Machine,
-    Verdict,
-    VllmSeen,
-    ok,
-    several,
-    this_machine,
-    worst,
-)
+from continuum_connector.tools.checks.lines import Line, Verdict, ok, several, worst
+from continuum_connector.tools.checks.machine import CudaSeen, Machine, VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import Plan, as_vllm_reads, planned
 from continuum_connector.tools.cli import ending
 from continuum_connector.tools.cli.terminal import Command, looking, terminal
 from continuum_connector.tools.cli.terminal import name as shown
 
-STYLES = {
-    Verdict.OK: "green",
-    Verdict.WARNING: "yellow",
-    Verdict.ERROR: "bold red",
-    Verdict.UNSEEN: "dim",
-}
-STATUS = {Verdict.ERROR: ending.FAILED, Verdict.UNSEEN: ending.UNSEEN}
-SO_WHAT = {
-    Verdict.OK: "Nothing in the way of ContinuumConnector",
-    Verdict.WARNING: "ContinuumConnector works, and could work better",
-    Verdict.ERROR: "ContinuumConnector will not do here what was asked of it",
-    Verdict.UNSEEN: "Whether ContinuumConnector works here is not known",
+FAILS = "ContinuumConnector will not do here what was asked of it"
+# How each looks, with which status the command ends, and what that means.
+MEANS = {
+    Verdict.OK: ("green", ending.DONE, "Nothing in the way of ContinuumConnector"),
+    Verdict.WARNING: ("yellow", ending.DONE, "ContinuumConnector works, and could work better"),
+    Verdict.ERROR: ("bold red", ending.FAILED, FAILS),
+    Verdict.UNSEEN: ("dim", ending.UNSEEN, "Whether ContinuumConnector works here is not known"),
 }
 
 
@@ -79,9 +65,12 @@ def check(
         raise typer.BadParameter(str(error)) from None
     with looking():
         lines = list(look(this_machine(environ), plan))
-    for index, line in enumerate(lines):
-        if line.verdict is Verdict.UNSEEN and line.subject in (accept or ()):
-            lines[index] = ok(line.subject, f"not seen, which was accepted: {line.text}")
+    lines = [
+        ok(line.subject, f"not seen, which was accepted: {line.text}")
+        if line.verdict is Verdict.UNSEEN and line.subject in (accept or ())
+        else line
+        for line in lines
+    ]
     found = worst(lines)
     with contextlib.suppress(BrokenPipeError):  # `| head`: the status still says what was found
         if as_json:
@@ -89,7 +78,7 @@ def check(
             print(json.dumps({"verdict": found.value, "lines": told}, indent=1))
         else:
             show(terminal(), lines)
-    raise typer.Exit(STATUS.get(found, ending.DONE))
+    raise typer.Exit(MEANS[found][1])
 
 
 def look(machine: Machine, plan: Plan) -> Iterator[Line]:
@@ -112,7 +101,7 @@ def show(console: Console, lines: list[Line]) -> None:
         word = line.verdict.value
         if console.is_terminal:
             cure = f"\n[cyan]{shown(line.cure)}[/]" if line.cure else ""
-            word = f"[{STYLES[line.verdict]}]{word}[/]"
+            word = f"[{MEANS[line.verdict][0]}]{word}[/]"
             table.add_row(word, shown(line.subject), shown(line.text) + cure)
         else:
             cure = f" -> {line.cure}" if line.cure else ""
@@ -129,9 +118,8 @@ def verdict(lines: list[Line]) -> str:
     count, found = Counter(line.verdict for line in lines), worst(lines)
     counted = [each for each in (Verdict.ERROR, Verdict.WARNING) if count[each]]
     parts = [several(each.value, count[each]) for each in counted]
-    if num := count[Verdict.UNSEEN]:
-        parts.append(f"{num} not seen")
+    parts += [f"{num} not seen"] if (num := count[Verdict.UNSEEN]) else []
     said = f" ({', '.join(parts)})" if parts else ""
     dark = dict.fromkeys(each.subject for each in lines if each.verdict is Verdict.UNSEEN)
     look_at = f": look at {', '.join(dark)}" if found is Verdict.UNSEEN else ""
-    return f"{SO_WHAT[found]}{said}{look_at}."
+    return f"{MEANS[found][2]}{said}{look_at}."

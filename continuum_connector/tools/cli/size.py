@@ -20,7 +20,8 @@ from continuum_connector.errors import ToldError
 from continuum_connector.memory import parse_bytes
 from continuum_connector.memory import size as text_of
 from continuum_connector.tools.checks import model as models
-from continuum_connector.tools.checks.machine import VllmSeen, several, this_machine
+from continuum_connector.tools.checks.lines import several
+from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
 from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
 
@@ -185,34 +186,27 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
     if plan.hides_its_model:
         raise ToldError("the model is among what is not seen; give --model")
     if (kv := seen.kv) is not None:
-        if why_not := kv.aside or kv.no_tier:
-            raise ToldError(f"{why_not}; no DRAM would be used")
-        if has_disk and kv.no_disk:
-            raise ToldError(f"{kv.no_disk}; leave --dram out")
         says = f"vLLM {seen.version}, its own layers on {kv.device}: {models.in_words(kv)}"
-        sizes = models.context_bytes(kv, load.context), models.new_bytes(kv, load.new_tokens)
-        return Place(*sizes, place.vram_bytes, kv.num_ranks, place.pcie, says)
-    if seen.refused:
-        raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
-    if seen.version and seen.not_seen:
-        raise ToldError(
-            f"not seen: vLLM {seen.version} cannot say here what is kept ({seen.not_seen[:300]}); "
-            "give --bytes-per-token instead"
-        )
-    if not plan.model:
-        raise ToldError("no model is named; give --model, or --bytes-per-token instead")
-    try:
-        config = models.read_model_config(plan.model, environ)
-        token = models.read_shape(config, plan.kv_cache_dtype).context_bytes(
-            1, plan.tensor_parallel_size
-        )
-    except (models.NoModelError, models.ShapeError) as why:
-        raise ToldError(f"{why}; give --bytes-per-token instead") from None
-    trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
-    says = f"config.json alone, without vLLM{trouble}"
-    num_gpus = plan.tensor_parallel_size * plan.pipeline_parallel_size
-    sizes = token * load.context, token * load.new_tokens
-    return Place(*sizes, place.vram_bytes, num_gpus, place.pcie, says)
+    else:
+        if seen.refused:
+            raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
+        if seen.version and seen.not_seen:
+            why = f"vLLM {seen.version} cannot say here what is kept ({seen.not_seen[:300]})"
+            raise ToldError(f"not seen: {why}; give --bytes-per-token instead")
+        if not plan.model:
+            raise ToldError("no model is named; give --model, or --bytes-per-token instead")
+        try:
+            kv = models.by_config(models.read_model_config(plan.model, environ), plan, seen)
+        except (models.NoModelError, models.ShapeError) as none:
+            raise ToldError(f"{none}; give --bytes-per-token instead") from None
+        trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
+        says = f"config.json alone, without vLLM{trouble}"
+    if why_not := kv.aside or kv.no_tier:
+        raise ToldError(f"{why_not}; no DRAM would be used")
+    if has_disk and kv.no_disk:
+        raise ToldError(f"{kv.no_disk}; leave --dram out")
+    sizes = models.context_bytes(kv, load.context), models.new_bytes(kv, load.new_tokens)
+    return Place(*sizes, place.vram_bytes, kv.num_ranks, place.pcie, says)
 
 
 # --- the arithmetic ---------------------------------------------------------------------------
