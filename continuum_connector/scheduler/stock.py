@@ -23,12 +23,13 @@ AgainstStock: what was found of a turn, beside that.
 
 from __future__ import annotations
 
+import functools
 import logging
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 WRONG = (
     "ContinuumConnector: the shadow of stock vLLM's cache did not add up and begins anew; only "
@@ -53,14 +54,6 @@ class AgainstStock:
 
     def as_dict(self) -> dict[str, int]:
         return dict(vars(self))
-
-
-class Tables(Protocol):
-    """The block tables of the turns that have blocks (vllm/coordinator.py)."""
-
-    def num_blocks(self) -> int: ...
-    def num_blocks_of(self, request_id: str) -> int: ...
-    def num_cached_of(self, request_id: str) -> int: ...
 
 
 class _Stretch:
@@ -106,15 +99,40 @@ class UnknownStock:
         pass
 
 
+def _cautious(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A mistake costs no more than the books: they only tell, and are asked inside the engine's
+    step, where an exception would end the server."""
+
+    @functools.wraps(method)
+    def ask(self: StockCache, *what: Any) -> Any:
+        try:
+            return method(self, *what)
+        except Exception:
+            if not self.has_warned:
+                self.has_warned = True
+                logger.warning(WRONG, exc_info=True)
+            self.clear()
+            return None
+
+    return ask
+
+
 class StockCache(UnknownStock):
-    """See the module. Blocks are counted in `block_size` tokens; `num_dropped`: how many blocks a
-    lookup drops for draft models."""
+    """See the module. Blocks are counted in `block_size` tokens. `tables`: the blocks of each turn
+    that has any; `num_cached`: how many of them have their hash, from the first on; `num_dropped`:
+    how many blocks a lookup drops for draft models."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, tables: Tables, num_dropped: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        tables: Mapping[str, Sized],
+        num_cached: Mapping[str, int],
+        num_dropped: int = 0,
     ) -> None:
         self._num_blocks, self._block_size = num_blocks, block_size
-        self._tables, self._num_dropped = tables, num_dropped
+        self._tables, self._num_cached, self._num_dropped = tables, num_cached, num_dropped
+        self.has_warned = False
         self._by_first: dict[bytes, _Stretch] = {}
         self._queue: OrderedDict[_Stretch, None] = OrderedDict()
         self._uses: dict[str, _Use] = {}
@@ -135,6 +153,7 @@ class StockCache(UnknownStock):
         self._has_displaced = False
 
     # --- what happens to turns --------------------------------------------------------
+    @_cautious
     def admitted(self, request: Any, num_vram_tokens: int) -> int:
         """The turn has just got its blocks. Return how many of its tokens stock would have found.
 
@@ -142,7 +161,7 @@ class StockCache(UnknownStock):
         since the last `clear`, it has these, too.
         """
         request_id, hashes = request.request_id, request.block_hashes
-        self._make_fit(self._tables.num_blocks() - self._tables.num_blocks_of(request_id))
+        self._make_fit(but=request_id)
         found, there = self._walk(hashes, 0, len(hashes))
         if 0 < there < len(hashes) and self._extend(hashes[there - 1]):
             found, there = self._walk(hashes, 0, len(hashes))
@@ -162,16 +181,18 @@ class StockCache(UnknownStock):
         num_tokens = hit * self._block_size
         return num_tokens if self._has_displaced else max(num_tokens, num_vram_tokens)
 
+    @_cautious
     def look(self) -> None:
         """A running turn finds no block, and one may be preempted."""
-        self._make_fit(self._tables.num_blocks())
+        self._make_fit()
         for request_id, use in list(self._growing.items()):
-            if not self._tables.num_blocks_of(request_id):
+            if not self._tables.get(request_id):
                 continue  # preempted meanwhile
-            use.num_cached = self._tables.num_cached_of(request_id)
+            use.num_cached = self._num_cached.get(request_id, 0)
             if use.num_cached >= use.end:
                 del self._growing[request_id]
 
+    @_cautious
     def preempted(self, request_id: str) -> None:
         """The turn has lost its blocks; all but its last token had been computed, unless its prompt
         was under way."""
@@ -182,15 +203,17 @@ class StockCache(UnknownStock):
                 num_cached = max(num_cached, (use.request.num_tokens - 1) // self._block_size)
             self._end(request_id, num_cached)
 
+    @_cautious
     def finished(self, request: Any) -> None:
         """The turn is over, and is about to give its blocks back."""
-        self._make_fit(self._tables.num_blocks())
+        self._make_fit()
         request_id = request.request_id
-        self._end(request_id, self._tables.num_cached_of(request_id))
+        self._end(request_id, self._num_cached.get(request_id, 0))
 
     # --- parts ------------------------------------------------------------------------
-    def _make_fit(self, num_in_tables: int) -> None:
-        """Displace what does not fit beside the blocks in the tables."""
+    def _make_fit(self, but: str = "") -> None:
+        """Displace what does not fit beside the blocks in the tables, `but` for that turn's."""
+        num_in_tables = sum(map(len, self._tables.values())) - len(self._tables.get(but, ()))
         num = self._num_queued - (self._num_blocks - (num_in_tables - self._num_shared))
         while num > 0 and self._queue:
             self._has_displaced = True
@@ -225,7 +248,7 @@ class StockCache(UnknownStock):
         if use is None:
             return False
         hashes, begin = use.request.block_hashes, use.end
-        end = min(self._tables.num_cached_of(request_id), len(hashes))
+        end = min(self._num_cached.get(request_id, 0), len(hashes))
         if end <= begin or hashes[begin] in self._by_first:
             return False
         use.end = end
@@ -239,7 +262,7 @@ class StockCache(UnknownStock):
         for start, stretch, num in found:
             end = start + num
             if stretch.owner in self._growing:
-                num_cached = self._tables.num_cached_of(stretch.owner)
+                num_cached = self._num_cached.get(stretch.owner, 0)
                 if num_cached < end:
                     return max(start, num_cached)
         return end
@@ -367,38 +390,3 @@ def _num_same(stretch: _Stretch, hashes: Sequence[bytes], start: int, end: int) 
     if own[num - 1] == hashes[start + num - 1]:
         return num
     return 1 + bisect_left(range(1, num), True, key=lambda n: own[n] != hashes[start + n])
-
-
-class CautiousStock(UnknownStock):
-    """`stock`, whose mistakes cost no more than its books: it only tells, and is asked inside the
-    engine's step, where an exception would end the server."""
-
-    def __init__(self, stock: UnknownStock) -> None:
-        self._stock = stock
-        self._has_warned = False
-
-    def admitted(self, request: Any, num_vram_tokens: int) -> int | None:
-        num: int | None = self._ask(self._stock.admitted, request, num_vram_tokens)
-        return num
-
-    def look(self) -> None:
-        self._ask(self._stock.look)
-
-    def preempted(self, request_id: str) -> None:
-        self._ask(self._stock.preempted, request_id)
-
-    def finished(self, request: Any) -> None:
-        self._ask(self._stock.finished, request)
-
-    def clear(self) -> None:
-        self._stock.clear()
-
-    def _ask(self, method: Callable[..., Any], *what: Any) -> Any:
-        try:
-            return method(*what)
-        except Exception:
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning(WRONG, exc_info=True)
-            self._stock.clear()
-            return None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
-from continuum_connector.scheduler.stock import CautiousStock, StockCache, UnknownStock
+from continuum_connector.scheduler.stock import StockCache, UnknownStock
 from continuum_connector.vllm import compat
 
 
@@ -411,25 +411,6 @@ def _has_nothing(_: Key) -> bool:
     return False
 
 
-class Tables:
-    """The block tables of the turns that have blocks, of the first KV group, for the shadow of
-    stock vLLM (scheduler/stock.py)."""
-
-    def __init__(self, tables: Mapping[str, Sequence[Any]], num_cached: Mapping[str, int]) -> None:
-        self._tables, self._num_cached = tables, num_cached
-
-    def num_blocks(self) -> int:
-        """The sum of their lengths; a block that two turns have counts twice."""
-        return sum(map(len, self._tables.values()))
-
-    def num_blocks_of(self, request_id: str) -> int:
-        return len(self._tables.get(request_id, ()))
-
-    def num_cached_of(self, request_id: str) -> int:
-        """How many of the turn's blocks have their hash, from the first on."""
-        return self._num_cached.get(request_id, 0)
-
-
 def popper(found: Any, groups: KvGroups) -> Callable[[str], list[Any]] | None:
     """What takes a turn's blocks from vLLM, in order, for the caller to free; None where this vLLM
     must free them itself: a hit needs more than blocks of one kind."""
@@ -447,5 +428,4 @@ def stock_beside(pool: Any, found: Any, groups: KvGroups) -> UnknownStock:
     if not groups.are_simple or size != groups.hash_size or tables is None or num_cached is None:
         return UnknownStock()
     num_dropped = groups.num_proof_tokens // size
-    beside = Tables(tables, num_cached)
-    return CautiousStock(StockCache(pool.num_gpu_blocks - 1, size, beside, num_dropped))
+    return StockCache(pool.num_gpu_blocks - 1, size, tables, num_cached, num_dropped)
