@@ -354,7 +354,7 @@ class HitRule:
 
 
 class Shadow:
-    """The same rule, asked of blocks that lie elsewhere than in VRAM (kv_groups.py, Lookup).
+    """The same rule, asked of blocks that lie elsewhere than in VRAM (kv_groups.py, `lookup`).
 
     It is a copy of the coordinator whose pool answers for these blocks. So a load can bring what
     vLLM would hit if all of it were in VRAM, with full attention, windows, chunks, states, and
