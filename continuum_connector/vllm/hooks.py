@@ -196,7 +196,7 @@ def _with_room(
 ) -> Callable[..., Any]:
     """Wrap KVCacheManager.allocate_slots so that pins give way before it returns None. For a
     running turn, the spare blocks of running turns give way before the pins do."""
-    bind, rule = _bound_arguments(allocate), groups.rule
+    signature, rule = inspect.signature(allocate), groups.rule
     if rule is not None:
         rule.give_way()
 
@@ -204,13 +204,15 @@ def _with_room(
         attempt = functools.partial(allocate, request, *args, **kwargs)
         need, blocks = 0, None  # a running request needs a block or so, and is preempted without it
         if compat.is_waiting(request):
-            call = bind(request, *args, **kwargs)
+            call = signature.bind(request, *args, **kwargs).arguments
             if rule is not None and rule.waits_for_step(call.get("new_computed_blocks")):
                 return None
             need = blocks_needed(call, groups)
         elif rule is not None:
-            # Admitting a turn is not worth these few blocks, without which a context is not found.
-            blocks = _without_spare(rule, attempt, scheduler)
+            # Running turns give up, one by one, what only their next turns would read. Admitting a
+            # turn is not worth these few blocks, without which a context is not found.
+            while blocks is None and rule.give_up_spare(scheduler.requests):
+                blocks = attempt()
         if blocks is not None:
             return blocks
         return ours.make_room(request, attempt, need, bool(scheduler.running))
@@ -240,26 +242,6 @@ def blocks_needed(call: Mapping[str, Any], groups: KvGroups) -> int:
         total = max(total, request.num_tokens)
     num_full = groups.num_full_blocks(total) - groups.num_full_blocks(found)
     return max(1, num_full + groups.num_states)
-
-
-def _without_spare(rule: Any, attempt: Callable[[], Any], scheduler: Any) -> Any:
-    """Retry while running turns give up, one by one, what only their next turns would read."""
-    blocks = None
-    while blocks is None and rule.give_up_spare(scheduler.requests):
-        blocks = attempt()
-    return blocks
-
-
-def _bound_arguments(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Return a function that names the arguments of a call to `function`, defaults included."""
-    signature = inspect.signature(function)
-
-    def bind(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments
-
-    return bind
 
 
 # --- order of admission and preemption --------------------------------------------------
