@@ -9,7 +9,6 @@ feature.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -79,11 +78,8 @@ class HitRule:
         chunked = [each for each in managers if hasattr(each, "attention_chunk_size")]
         self._keeps_answers = not any(each.num_speculative_blocks for each in self._states)
         self._are_aligned = all(each.mamba_cache_mode == "align" for each in self._states)
-        self._flagged = [
-            each
-            for each in managers
-            if getattr(each, "use_eagle", False) and each not in self._states
-        ]
+        flagged = (each for each in managers if getattr(each, "use_eagle", False))
+        self._flagged = [each for each in flagged if each not in self._states]
         # Tokens that a lookup drops for drafts (v1/core/kv_cache_utils.py, eagle_proof_margin).
         self.num_proof_tokens = max(map(self._margin, self._flagged), default=0)
         # For windows alone, vLLM allows for one more block (max_admission_blocks_per_request).
@@ -95,8 +91,8 @@ class HitRule:
         self._spare: dict[str, None] = {}  # those that still keep these blocks
         self._remove = coordinator.remove_skipped_blocks
         if self._sparse:
-            wrap = self._sparing if self._keeps_answers else self._sparing_prompts
-            coordinator.remove_skipped_blocks = wrap(self._remove)
+            spare = self._spare_answers if self._keeps_answers else self._spare_prompts
+            coordinator.remove_skipped_blocks = spare
 
     def switch(self, is_on: bool) -> None:
         self.is_on = is_on
@@ -223,59 +219,50 @@ class HitRule:
             self._pool.cache_full_blocks(request, blocks, first, last, size, group, mask)
 
     # --- while a turn runs ------------------------------------------------------------
-    def _sparing(self, remove: Callable[..., None]) -> Callable[..., None]:
-        """Wrap KVCacheCoordinator.remove_skipped_blocks: of an answer, it counts only the tokens up
-        to the last block boundary, less those that a lookup drops for drafts.
+    # Each stands in for KVCacheCoordinator.remove_skipped_blocks.
+    def _spare_answers(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Of an answer, count only the tokens up to the last block boundary, less those that a
+        lookup drops for drafts.
 
         What stays belongs to the request and is freed with it, however the request ends.
         """
-        size = self._coordinator.scheduler_block_size
-        first = self._coordinator.single_type_managers[0]
+        processed = processed_computed_tokens
+        spares = self.is_on and (self.gives_way or self._is_reckoned)
+        if spares and num_prompt_tokens is not None and processed >= num_prompt_tokens:
+            size = self._coordinator.scheduler_block_size
+            first = self._coordinator.single_type_managers[0]
+            # At the end of a turn, drafts may be computed that no step has cached.
+            cached = first.num_cached_block.get(request_id, 0) * first.block_size
+            boundary = max(0, min(processed, cached) - self.num_proof_tokens) // size * size
+            if self._at.get(request_id) != boundary:
+                self._note(request_id, boundary)
+            processed = boundary if request_id in self._spare else processed
+        self._remove(request_id, processed, num_prompt_tokens)
 
-        @functools.wraps(remove)
-        def remove_skipped_blocks(
-            request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
-        ) -> None:
-            processed = processed_computed_tokens
-            spares = self.is_on and (self.gives_way or self._is_reckoned)
-            if spares and num_prompt_tokens is not None and processed >= num_prompt_tokens:
-                # At the end of a turn, drafts may be computed that no step has cached.
-                cached = first.num_cached_block.get(request_id, 0) * first.block_size
-                boundary = max(0, min(processed, cached) - self.num_proof_tokens) // size * size
-                if self._at.get(request_id) != boundary:
-                    self._note(request_id, boundary)
-                processed = boundary if request_id in self._spare else processed
-            remove(request_id, processed, num_prompt_tokens)
+    def _spare_prompts(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Where answers are not kept, the states at the prompt's end stay.
 
-        return remove_skipped_blocks
-
-    def _sparing_prompts(self, remove: Callable[..., None]) -> Callable[..., None]:
-        """Wrap the same function where answers are not kept: the states at the prompt's end stay.
-
-        They stay in the request's table, and so are freed with the request. Only `remove` does not
+        They stay in the request's table, and so are freed with the request. Only `_remove` does not
         see them, and goes on past them.
         """
-
-        @functools.wraps(remove)
-        def remove_skipped_blocks(
-            request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
-        ) -> None:
-            spared: list[tuple[Any, Any, int, Any]] = []
-            if self.is_on and self.gives_way and num_prompt_tokens is not None:
-                size = self._coordinator.scheduler_block_size
-                end = max(0, num_prompt_tokens - self.num_proof_tokens) // size * size
-                if 0 < end < processed_computed_tokens + size:
-                    if self._at.get(request_id) != end:
-                        self._note(request_id, end)
-                    if request_id in self._spare:
-                        spared = self._prompts_states(request_id)
-            for _, table, column, _ in spared:
-                table[column] = self._pool.null_block
-            remove(request_id, processed_computed_tokens, num_prompt_tokens)
-            for _, table, column, state in spared:
-                table[column] = state
-
-        return remove_skipped_blocks
+        spared: list[tuple[Any, Any, int, Any]] = []
+        if self.is_on and self.gives_way and num_prompt_tokens is not None:
+            size = self._coordinator.scheduler_block_size
+            end = max(0, num_prompt_tokens - self.num_proof_tokens) // size * size
+            if 0 < end < processed_computed_tokens + size:
+                if self._at.get(request_id) != end:
+                    self._note(request_id, end)
+                if request_id in self._spare:
+                    spared = self._prompts_states(request_id)
+        for _, table, column, _ in spared:
+            table[column] = self._pool.null_block
+        self._remove(request_id, processed_computed_tokens, num_prompt_tokens)
+        for _, table, column, state in spared:
+            table[column] = state
 
     def _prompts_states(self, request_id: str) -> list[tuple[Any, Any, int, Any]]:
         """(manager, table, column, block) of each state with which the turn's prompt can be hit: at
