@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import BlockIds, OnDisk
+from continuum_connector.messages import BlockIds, OnDisk, ReadOrder, WriteOrder
 from continuum_connector.worker import abi
 from continuum_connector.worker.abi import (
     Completion,
@@ -362,54 +361,31 @@ class NativeDisk:
         check(code)
         self._handle = handle
 
-    def write(
-        self,
-        slots: BlockIds,
-        disk_slots: BlockIds,
-        keys: Sequence[bytes],
-        depths: Sequence[int],
-        tag: int,
-    ) -> None:
-        """Queue host `slots`, slot_blocks of them for each disk slot, to be written to
-        `disk_slots` under `keys` (of equal length, 40 bytes at most); TransferError if refused."""
-        if len(depths) != len(disk_slots):
-            raise TransferError(f"write {tag}: {len(depths)} depths, {len(disk_slots)} disk slots.")
-        raw_depths = np.asarray(depths, dtype=np.uint32).tobytes()
-        self._submit(_WRITE, slots, disk_slots, keys, raw_depths, tag)
-
-    def read(self, slots: BlockIds, disk_slots: BlockIds, keys: Sequence[bytes], tag: int) -> None:
-        """Queue `disk_slots`, which must hold `keys`, to be read into host `slots`, where -1
-        means not wanted. After a read that fails, host slots hold anything, but for those of disk
-        slots that its completion says were copied. TransferError if refused."""
-        self._submit(_READ, slots, disk_slots, keys, None, tag)
-
-    def _submit(
-        self,
-        direction: int,
-        slots: BlockIds,
-        disk_slots: BlockIds,
-        keys: Sequence[bytes],
-        depths: bytes | None,
-        tag: int,
-    ) -> None:
-        n, raw_slots, raw_disk_slots = len(disk_slots), _raw(slots, tag), _raw(disk_slots, tag)
+    def submit(self, order: WriteOrder | ReadOrder) -> None:
+        """Queue the order, whose keys are of equal length, 40 bytes at most; TransferError if it is
+        refused. After a read that fails, host slots hold anything, but for those of disk slots that
+        its completion says were copied."""
+        tag, keys, n = order.transfer_id, order.keys, len(order.disk_slots)
+        is_read = isinstance(order, ReadOrder)
+        depths = (0,) * n if isinstance(order, ReadOrder) else order.depths
+        raw_slots, raw_disk_slots = _raw(order.slots, tag), _raw(order.disk_slots, tag)
         key_bytes = len(keys[0]) if keys else 1
         if any(len(key) != key_bytes for key in keys):
             raise TransferError(f"transfer {tag}: its keys differ in length.")
-        if len(slots) != n * self._slot_blocks or len(keys) != n:
+        if len(order.slots) != n * self._slot_blocks or len(keys) != n or len(depths) != n:
             raise TransferError(
-                f"transfer {tag}: {len(slots)} slots and {len(keys)} keys do not go with {n} disk "
-                f"slots of {self._slot_blocks} blocks."
+                f"transfer {tag}: {len(order.slots)} slots, {len(keys)} keys and {len(depths)} "
+                f"depths do not go with {n} disk slots of {self._slot_blocks} blocks."
             )
         check(
             self._quick.ckv_disk_submit(
                 self._opened(),
-                direction,
+                _READ if is_read else _WRITE,
                 raw_slots,
                 raw_disk_slots,
                 b"".join(keys),
                 key_bytes,
-                depths,
+                None if is_read else np.asarray(depths, dtype=np.uint32).tobytes(),
                 n,
                 tag,
             )
