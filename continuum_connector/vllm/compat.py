@@ -60,11 +60,6 @@ def is_waiting(request: Any) -> bool:
     return bool(request.status != RequestStatus.RUNNING)
 
 
-def computes_whole_prompt(request: Any) -> bool:
-    """Whether it may read no cache, as with prompt_logprobs. vLLM < 0.30 asks us all the same."""
-    return bool(request.skip_reading_prefix_cache)
-
-
 def turn_end(request: Any) -> TurnEnd:
     """How a finished request ended; the API server aborts for its stop strings too. One that never
     ran, because its grammar is wrong, leaves nothing, so it counts as aborted."""
@@ -274,17 +269,6 @@ def schedulers() -> tuple[type, ...]:
     return Scheduler, AsyncScheduler
 
 
-def queue_attributes(scheduler: Any) -> list[str]:
-    """Names of the queues that hold turns without KV (skipped_waiting: vLLM <= 0.30)."""
-    return [name for name in ("waiting", "skipped_waiting") if hasattr(scheduler, name)]
-
-
-def waiting_with_kv(scheduler: Any) -> Iterator[Any]:
-    """The requests that wait with blocks of their own, the first in line first (vLLM <= 0.30;
-    later ones keep such requests in a queue that is asked first)."""
-    return filter(holds_kv, scheduler.skipped_waiting)
-
-
 def count_no_backlog(scheduler: Any, held: Iterable[Any]) -> None:
     """Call after a step: do not count the turns `held` back as prompts that it had no room for.
 
@@ -299,16 +283,6 @@ def count_no_backlog(scheduler: Any, held: Iterable[Any]) -> None:
         scheduler.prefill_capacity_bound = num_waiting - num_held > len(deferred)
 
 
-def num_idle_sessions(scheduler: Any) -> int:
-    """How many requests wait for their client's next input. vLLM does not count them as work."""
-    return int(scheduler.num_waiting_for_streaming_input)
-
-
-def preempts_by_priority(scheduler: Any) -> bool:
-    """Whether the user's priorities choose who is preempted (in Scheduler.schedule)."""
-    return bool(scheduler.policy.value == "priority")
-
-
 def longest_chunk(scheduler: Any) -> int:
     """How many tokens of one prompt a step computes at most, as long as others are there; 0: all.
     Since vLLM 0.32 it may grow with the share of the step that each request has."""
@@ -318,12 +292,6 @@ def longest_chunk(scheduler: Any) -> int:
         num_requests: int = max(1, sum(scheduler.get_request_counts()))
         return max(longest, int(config.max_num_batched_tokens) // num_requests)
     return longest
-
-
-def tells_of_admission(scheduler: Any) -> bool:
-    """Whether schedule() calls a method of its own before it allocates for a turn that waits."""
-    names = "_select_waiting_queue_for_scheduling", "_handle_blocked_waiting_request"
-    return any(hasattr(type(scheduler).__base__, name) for name in names)
 
 
 def forget_uncomputed(scheduler: Any, request: Any) -> None:

@@ -128,7 +128,11 @@ class Allocation:
         # The most blocks that a step takes, and that each running turn takes beside its share.
         self._most_per_step = groups.num_blocks(scheduler.max_num_scheduled_tokens)
         self._most_per_turn = groups.most_new + groups.num_blocks(self._lookahead)
-        self._hears_of_admission = compat.tells_of_admission(scheduler)
+        # Whether schedule() calls a method of its own before it allocates for a turn that waits.
+        own = type(scheduler).__base__
+        self._hears_of_admission = hasattr(own, "_select_waiting_queue_for_scheduling") or hasattr(
+            own, "_handle_blocked_waiting_request"
+        )
         # vLLM's own is a method of the class, unless somebody else has already replaced it.
         self._is_method = getattr(self._own, "__func__", None) is type(self._manager).allocate_slots
         self._manager.allocate_slots = self._with_room
@@ -257,11 +261,10 @@ class Order:
         self._ours = ours
         self._side = ours.side
         self._waits, self._queues = ours.side.waits, ours.side.queues
-        self._stock = {
-            name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
-        }
+        names = "waiting", "skipped_waiting"  # the latter: vLLM <= 0.30
+        self._stock = {each: getattr(scheduler, each) for each in names if hasattr(scheduler, each)}
         # The user's own priorities rank before our order, and alone decide the victims.
-        self._has_priorities = compat.preempts_by_priority(scheduler)
+        self._has_priorities = scheduler.policy.value == "priority"
         self.is_on = False
         self.switch(True)
 
@@ -279,7 +282,7 @@ class Order:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
         if self.is_on and self._waits.are_due():
-            self._ours.let_in(compat.num_idle_sessions(self._scheduler))
+            self._ours.let_in(self._scheduler.num_waiting_for_streaming_input)
 
     def close(self) -> None:
         """After a step: turns at the gate, or without an adapter's place, wait because we hold
@@ -379,5 +382,5 @@ class KvFirst:
     def front(self) -> Front | None:
         """Return a queue with these turns at its front; None if there are none."""
         if self._holders is None:
-            self._holders = deque(compat.waiting_with_kv(self._scheduler))
+            self._holders = deque(filter(compat.holds_kv, self._scheduler.skipped_waiting))
         return Front(self._scheduler.skipped_waiting, self._holders) if self._holders else None
