@@ -357,14 +357,6 @@ def make_folder(path: str) -> None:
     )
 
 
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextmanager
 def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
     """Let one rank at a time in. So the first reads the weights for all, and each sees how much
@@ -373,7 +365,10 @@ def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
         Path(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
     try:
-        while not _is_locked(lock):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if is_over.wait(_LOCK_EVERY_S):
                 raise TransferError(ENDED)
         yield
