@@ -106,11 +106,11 @@ class Resets:
         for each in self._ledger:
             loads[each.request_id].append(each)
         for request in list(self._scheduler.requests.values()):
-            if self._has_lost(request, loads[request.request_id]):
+            if self._take_loaded(request, loads[request.request_id]):
                 self._queues.rerank(request.request_id)  # turns with KV stand before those without
 
-    def _has_lost(self, request: Any, loads: list[Any]) -> bool:
-        """Take from the turn what was loaded for it; whether it waits and had any. `loads`: those
+    def _take_loaded(self, request: Any, loads: list[Any]) -> bool:
+        """Take from the turn what was loaded; return whether it waits and had any. `loads`: those
         under way, which keep the blocks that they write to until they have settled.
 
         A turn that is over, and waits only for the end of its load, loses its blocks, too. A turn
