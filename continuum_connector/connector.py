@@ -267,7 +267,8 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._step_aside(build.NOT_ATTACHED)
             return 0, False
         found = self.side.match(request, num_computed_tokens, self._clock())
-        return (0, False) if compat.computes_whole_prompt(request) else found
+        # It may read no cache, as with prompt_logprobs. vLLM < 0.30 asks us all the same.
+        return (0, False) if request.skip_reading_prefix_cache else found
 
     @timed("allocate_slots")
     def make_room(

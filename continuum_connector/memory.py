@@ -104,25 +104,20 @@ def _reserve(bound: int) -> int:
 
 
 def _snapshots(mount: Path, path: str, files: _Files) -> Iterator[Headroom]:
-    """Headroom of each cgroup, from the process's own up to the mount. A container often sees its
-    own cgroup as the mount."""
+    """Headroom of each cgroup with a limit, from the process's own up to the mount. A container
+    often sees its own cgroup as the mount."""
+    limit_files, usage_file, cache_keys = files
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
-        room = _level(mount.joinpath(*parts[:depth]), files)
-        if room is not None:
-            yield room
-
-
-def _level(folder: Path, files: _Files) -> Headroom | None:
-    numbers = [_number(folder / file) for file in files[0]]
-    limits = [number for number in numbers if number is not None]  # "max" sets no limit
-    usage = _number(folder / files[1])
-    if not limits or usage is None:
-        return None
-    limit = min(limits)
-    stat = read_keys(folder / "memory.stat")
-    cached = sum(stat.get(key, 0) for key in files[2])
-    return Headroom("the memory cgroup", max(0, limit - max(0, usage - cached)), _reserve(limit))
+        folder = mount.joinpath(*parts[:depth])
+        numbers = [_number(folder / file) for file in limit_files]
+        limits = [number for number in numbers if number is not None]  # "max" sets no limit
+        usage = _number(folder / usage_file)
+        if limits and usage is not None:
+            stat = read_keys(folder / "memory.stat")
+            used = max(0, usage - sum(stat.get(key, 0) for key in cache_keys))
+            available = max(0, min(limits) - used)
+            yield Headroom("the memory cgroup", available, _reserve(min(limits)))
 
 
 def read_keys(path: Path) -> dict[str, int]:

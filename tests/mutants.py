@@ -382,7 +382,7 @@ MUTANTS = (
     Mutant(
         "worker: a request is told of before its last load",
         "worker/worker.py",
-        "        if waiting.num_loads:\n            return\n",
+        "        if self._waiting[request_id]:\n            return\n",
         "",
         "tests/unit/test_worker.py",
     ),

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -40,28 +40,6 @@ class KvGroup:
     block_size: int
     kind: str = FULL
     window: int | None = None
-
-
-class HitRule(Protocol):
-    """vLLM's own rule for prefix hits (coordinator.py)."""
-
-    def switch(self, is_on: bool) -> None: ...
-    def give_way(self) -> None: ...
-    def count_spare(self) -> int: ...
-    def take_kept(
-        self, request: Any, also: Iterable[int]
-    ) -> Sequence[tuple[Sequence[int], Sequence[Any]]]: ...
-    def give_up_spare(self, requests: Mapping[str, Any]) -> bool: ...
-    def waits_for_step(self, found: Any) -> bool: ...
-
-
-class Lookup(Protocol):
-    """The same rule for what a load can bring (coordinator.py). Its interface counts in tokens."""
-
-    def longest_hit(
-        self, hashes: Sequence[bytes], start: int, limit: int, has: Callable[[Key], bool]
-    ) -> int: ...
-    def first_read(self, group: int, hit: int) -> int: ...
 
 
 # Blocks of one group: where each ends (in tokens), the blocks, their keys.
@@ -158,9 +136,9 @@ class KvGroups:
     multiples of `scheduler_size`, where blocks of every group end (vLLM
     v1/core/kv_cache_utils.py, resolve_kv_cache_block_sizes).
 
-    `rule` says what the next turn will hit. It is None if that is every block with a hash, as with
-    one group of full attention. `lookup` says what a load can bring. It is None if that is every
-    block from the first on.
+    `rule` (coordinator.HitRule) says what the next turn will hit. It is None if that is every block
+    with a hash, as with one group of full attention. `lookup` (coordinator.Shadow) says what a load
+    can bring. It is None if that is every block from the first on.
 
     A turn's end looks at each of its blocks, 4,000 for 64k tokens. What it does per block is left
     to C, and `key_of` reads a block's key without the Python call that vLLM's property is.
@@ -170,8 +148,8 @@ class KvGroups:
         self,
         groups: Sequence[KvGroup],
         hash_size: int,
-        rule: HitRule | None = None,
-        lookup: Lookup | None = None,
+        rule: Any = None,
+        lookup: Any = None,
         num_proof_tokens: int = 0,
         key_of: Callable[[Any], Any] = _KEY,
     ) -> None:
@@ -193,7 +171,7 @@ class KvGroups:
         full = (group.block_size for group in groups if group.kind == FULL)
         self._full_sizes = tuple(Counter(full).items())
 
-    def asking(self, rule: HitRule | None, lookup: Lookup, num_proof_tokens: int = 0) -> KvGroups:
+    def asking(self, rule: Any, lookup: Any, num_proof_tokens: int = 0) -> KvGroups:
         """The same groups, of a vLLM that can be asked what a hit needs."""
         return KvGroups(self._groups, self.hash_size, rule, lookup, num_proof_tokens, self._key_of)
 

@@ -23,12 +23,13 @@ AgainstStock: what was found of a turn, beside that.
 
 from __future__ import annotations
 
+import functools
 import logging
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from typing import Any
 
 WRONG = (
     "ContinuumConnector: the shadow of stock vLLM's cache did not add up and begins anew; only "
@@ -55,36 +56,27 @@ class AgainstStock:
         return dict(vars(self))
 
 
-class Tables(Protocol):
-    """The block tables of the turns that have blocks (vllm/coordinator.py)."""
-
-    def num_blocks(self) -> int: ...
-    def num_blocks_of(self, request_id: str) -> int: ...
-    def num_cached_of(self, request_id: str) -> int: ...
-
-
 class _Stretch:
     """Consecutive blocks of a chain. `refs`: how many running turns use it; 0: it is in the queue.
-    `owner`: the request that computes it. A second copy of blocks that have their place elsewhere
-    has no `hashes`; it only takes room."""
+    A second copy of blocks that have their place elsewhere has no `hashes`; it only takes room."""
 
-    __slots__ = ("hashes", "owner", "refs", "size")
+    __slots__ = ("hashes", "refs", "size")
 
-    def __init__(self, hashes: list[bytes], size: int, refs: int = 0, owner: str = "") -> None:
-        self.hashes, self.size, self.refs, self.owner = hashes, size, refs, owner
+    def __init__(self, hashes: list[bytes], size: int, refs: int = 0) -> None:
+        self.hashes, self.size, self.refs = hashes, size, refs
 
 
 @dataclass
 class _Use:
-    """What a running turn has of `request`'s chain: its first `hit` blocks found, from there to
-    `there` computed again beside a copy that exists, from there to `end` its own. `num_cached`:
-    when last looked at."""
+    """What a running turn has of `request`'s chain. The first `num_named` blocks can be found by
+    their hashes; of `copies`, from one place to another, those of another turn are found. `last`:
+    the stretch that it grows. `num_to_compute`: its full blocks when it was admitted."""
 
     request: Any
-    hit: int
-    there: int
-    end: int
-    num_cached: int = 0
+    num_named: int
+    num_to_compute: int
+    last: _Stretch | None = None
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
 
 class UnknownStock:
@@ -106,20 +98,43 @@ class UnknownStock:
         pass
 
 
+def _cautious(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A mistake costs no more than the books: they only tell, and are asked inside the engine's
+    step, where an exception would end the server."""
+
+    @functools.wraps(method)
+    def ask(self: StockCache, *what: Any) -> Any:
+        try:
+            return method(self, *what)
+        except Exception:
+            if not self.has_warned:
+                self.has_warned = True
+                logger.warning(WRONG, exc_info=True)
+            self.clear()
+            return None
+
+    return ask
+
+
 class StockCache(UnknownStock):
-    """See the module. Blocks are counted in `block_size` tokens; `num_dropped`: how many blocks a
-    lookup drops for draft models."""
+    """See the module. Blocks are counted in `block_size` tokens. `tables`: the blocks of each turn
+    that has any; `num_cached`: how many of them have their hash, from the first on; `num_dropped`:
+    how many blocks a lookup drops for draft models."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, tables: Tables, num_dropped: int = 0
+        self,
+        num_blocks: int,
+        block_size: int,
+        tables: Mapping[str, Sized],
+        num_cached: Mapping[str, int],
+        num_dropped: int = 0,
     ) -> None:
         self._num_blocks, self._block_size = num_blocks, block_size
-        self._tables, self._num_dropped = tables, num_dropped
+        self._tables, self._num_cached, self._num_dropped = tables, num_cached, num_dropped
+        self.has_warned = False
         self._by_first: dict[bytes, _Stretch] = {}
         self._queue: OrderedDict[_Stretch, None] = OrderedDict()
         self._uses: dict[str, _Use] = {}
-        self._growing: dict[str, _Use] = {}  # those whose prompts are not all computed
-        self._ends: dict[bytes, str] = {}  # the last block of each -> the turn
         self.clear()
 
     def __len__(self) -> int:
@@ -128,69 +143,59 @@ class StockCache(UnknownStock):
 
     def clear(self) -> None:
         """The prefix cache is emptied, or nobody saw what happened to it for a while."""
-        for part in (self._by_first, self._queue, self._uses, self._growing, self._ends):
+        for part in (self._by_first, self._queue, self._uses):
             part.clear()
         self._num_queued = 0
         self._num_shared = 0  # by how much the tables together exceed the blocks in them
         self._has_displaced = False
 
     # --- what happens to turns --------------------------------------------------------
+    @_cautious
     def admitted(self, request: Any, num_vram_tokens: int) -> int:
         """The turn has just got its blocks. Return how many of its tokens stock would have found.
 
         `num_vram_tokens`: what it found in VRAM. As long as stock would have displaced nothing
         since the last `clear`, it has these, too.
         """
-        request_id, hashes = request.request_id, request.block_hashes
-        self._make_fit(self._tables.num_blocks() - self._tables.num_blocks_of(request_id))
-        found, there = self._walk(hashes, 0, len(hashes))
-        if 0 < there < len(hashes) and self._extend(hashes[there - 1]):
-            found, there = self._walk(hashes, 0, len(hashes))
+        hashes = request.block_hashes
+        self._catch_up(but=request.request_id)
+        found, num_found = self._walk(hashes, 0, len(hashes))
         is_blind = request.skip_reading_prefix_cache  # as with prompt_logprobs
         most = 0 if is_blind else (request.num_tokens - 1) // self._block_size
-        hit = max(0, min(self._num_readable(found), most) - self._num_dropped)
+        hit = max(0, min(num_found, most) - self._num_dropped)
         for start, stretch, num in found:
             if start >= hit:
                 break
             self._use(self._cut(stretch, min(num, hit - start)))
-        use = self._uses[request_id] = _Use(request, hit, there, len(hashes))
-        if there < use.end:
-            self._add(_Stretch(hashes[there:], use.end - there, 1, request_id))
-            self._growing[request_id] = use
-        if hashes:
-            self._ends[hashes[-1]] = request_id
+        self._uses[request.request_id] = _Use(request, hit, len(hashes))
         num_tokens = hit * self._block_size
         return num_tokens if self._has_displaced else max(num_tokens, num_vram_tokens)
 
+    @_cautious
     def look(self) -> None:
         """A running turn finds no block, and one may be preempted."""
-        self._make_fit(self._tables.num_blocks())
-        for request_id, use in list(self._growing.items()):
-            if not self._tables.num_blocks_of(request_id):
-                continue  # preempted meanwhile
-            use.num_cached = self._tables.num_cached_of(request_id)
-            if use.num_cached >= use.end:
-                del self._growing[request_id]
+        self._catch_up()
 
+    @_cautious
     def preempted(self, request_id: str) -> None:
         """The turn has lost its blocks; all but its last token had been computed, unless its prompt
         was under way."""
         use = self._uses.get(request_id)
-        if use is not None:
-            num_cached = use.num_cached
-            if request_id not in self._growing:
-                num_cached = max(num_cached, (use.request.num_tokens - 1) // self._block_size)
-            self._end(request_id, num_cached)
+        if use is not None and use.num_named >= use.num_to_compute:
+            self._name(use, (use.request.num_tokens - 1) // self._block_size)
+        self._end(request_id)
 
+    @_cautious
     def finished(self, request: Any) -> None:
         """The turn is over, and is about to give its blocks back."""
-        self._make_fit(self._tables.num_blocks())
-        request_id = request.request_id
-        self._end(request_id, self._tables.num_cached_of(request_id))
+        self._catch_up()
+        self._end(request.request_id)
 
     # --- parts ------------------------------------------------------------------------
-    def _make_fit(self, num_in_tables: int) -> None:
-        """Displace what does not fit beside the blocks in the tables."""
+    def _catch_up(self, but: str = "") -> None:
+        """Displace what does not fit beside the blocks in the tables, `but` for that turn's, and
+        name what running turns have computed since."""
+        num_in_tables = sum(map(len, self._tables.values())) - len(self._tables.get(but, ()))
         num = self._num_queued - (self._num_blocks - (num_in_tables - self._num_shared))
         while num > 0 and self._queue:
             self._has_displaced = True
@@ -204,6 +209,30 @@ class StockCache(UnknownStock):
             stretch.size -= size
             self._num_queued -= size
             num -= size
+        for request_id, use in self._uses.items():
+            num_cached = self._num_cached.get(request_id, 0)
+            if num_cached > use.num_named:
+                self._name(use, num_cached)
+
+    def _name(self, use: _Use, num_cached: int) -> None:
+        """The first `num_cached` blocks of a running turn have their hashes by now."""
+        hashes, start = use.request.block_hashes, use.num_named
+        end = use.num_named = max(start, min(num_cached, len(hashes)))
+        copies = use.copies
+        begin = copies.pop()[0] if copies and copies[-1][1] == start else start
+        _, there = self._walk(hashes, begin, end)
+        there = max(there, start)
+        if begin < there:  # others have these already
+            copies.append((begin, there))
+            use.last = None
+        if there == end:
+            return
+        if use.last is not None and use.last.refs == 1:
+            use.last.hashes += hashes[there:end]
+            use.last.size += end - there
+        else:
+            use.last = _Stretch(hashes[there:end], end - there, 1)
+            self._add(use.last)
 
     def _walk(
         self, hashes: Sequence[bytes], start: int, end: int
@@ -217,38 +246,11 @@ class StockCache(UnknownStock):
             start += num
         return found, start
 
-    def _extend(self, last: bytes) -> bool:
-        """Add what the running turn whose last block this is has computed since. Whether there was
-        any: usually nobody looks for it before the turn has ended."""
-        request_id = self._ends.get(last, "")
-        use = self._uses.get(request_id)
-        if use is None:
-            return False
-        hashes, begin = use.request.block_hashes, use.end
-        end = min(self._tables.num_cached_of(request_id), len(hashes))
-        if end <= begin or hashes[begin] in self._by_first:
-            return False
-        use.end = end
-        self._add(_Stretch(hashes[begin:end], end - begin, 1, request_id))
-        self._ends[hashes[end - 1]] = self._ends.pop(last)
-        return True
-
-    def _num_readable(self, found: Sequence[tuple[int, _Stretch, int]]) -> int:
-        """How many blocks a lookup finds: those that a running turn has still to compute end it."""
-        end = 0
-        for start, stretch, num in found:
-            end = start + num
-            if stretch.owner in self._growing:
-                num_cached = self._tables.num_cached_of(stretch.owner)
-                if num_cached < end:
-                    return max(start, num_cached)
-        return end
-
     def _cut(self, stretch: _Stretch, size: int) -> _Stretch:
         """Return its first `size` blocks as a stretch of their own; the rest keeps its place."""
         if size == stretch.size:
             return stretch
-        head = _Stretch(stretch.hashes[:size], size, stretch.refs, stretch.owner)
+        head = _Stretch(stretch.hashes[:size], size, stretch.refs)
         self._by_first[stretch.hashes[0]] = head
         del stretch.hashes[:size]
         stretch.size -= size
@@ -279,25 +281,17 @@ class StockCache(UnknownStock):
         if stretch.hashes and self._by_first.get(stretch.hashes[0]) is stretch:
             del self._by_first[stretch.hashes[0]]
 
-    def _end(self, request_id: str, num_cached: int) -> None:
+    def _end(self, request_id: str) -> None:
         """The turn's blocks that have a hash go to the end of the queue, tail first. Those that
         other turns use stay; what it has a second copy of keeps the newer place."""
         use = self._uses.pop(request_id, None)
-        self._growing.pop(request_id, None)
         if use is None:
             return
-        hashes = use.request.block_hashes
-        if use.end and self._ends.get(hashes[use.end - 1]) == request_id:
-            del self._ends[hashes[use.end - 1]]
-        # What it found in stock is its own there, whatever our server had of it when it ended.
-        num_cached = min(max(num_cached, use.hit), len(hashes))
-        if num_cached < use.end:
-            self._drop(hashes, max(use.there, num_cached), use.end)
+        hashes = use.request.block_hashes[: use.num_named]
         left: list[_Stretch] = []
         begin = place = 0  # all from `begin` to `place` goes to the queue as one stretch
-        sections = ((use.hit, True), (use.there, False), (use.end, True), (num_cached, False))
-        for section, is_its_own in sections:
-            end = min(section, num_cached)
+        sections = [each for a, b in use.copies for each in ((a, True), (b, False))]
+        for end, is_its_own in (*sections, (len(hashes), True)):
             while place < end:
                 stretch = self._by_first.get(hashes[place])
                 if stretch is None:
@@ -311,7 +305,7 @@ class StockCache(UnknownStock):
                     if not is_its_own:
                         left.append(_Stretch([], num))
                 place += num
-        self._gather(left, hashes[begin:num_cached])
+        self._gather(left, hashes[begin:])
         for stretch in reversed(left):
             self._queue[stretch] = None
             self._num_queued += stretch.size
@@ -345,19 +339,6 @@ class StockCache(UnknownStock):
             self._add(stretch)
             left.append(stretch)
 
-    def _drop(self, hashes: Sequence[bytes], start: int, end: int) -> None:
-        """Forget what a turn that ends early was to compute from `start` to `end`."""
-        found, _ = self._walk(hashes, 0, end)
-        for place, stretch, num in found:
-            if place + num <= start:
-                continue
-            if place < start:
-                self._cut(stretch, start - place)
-            if stretch.refs > 1:  # others use it
-                self._leave(stretch)
-            else:
-                self._remove(stretch)
-
 
 def _num_same(stretch: _Stretch, hashes: Sequence[bytes], start: int, end: int) -> int:
     """How many of its blocks are those of hashes[start:end]; the first one is. A block's hash
@@ -367,38 +348,3 @@ def _num_same(stretch: _Stretch, hashes: Sequence[bytes], start: int, end: int) 
     if own[num - 1] == hashes[start + num - 1]:
         return num
     return 1 + bisect_left(range(1, num), True, key=lambda n: own[n] != hashes[start + n])
-
-
-class CautiousStock(UnknownStock):
-    """`stock`, whose mistakes cost no more than its books: it only tells, and is asked inside the
-    engine's step, where an exception would end the server."""
-
-    def __init__(self, stock: UnknownStock) -> None:
-        self._stock = stock
-        self._has_warned = False
-
-    def admitted(self, request: Any, num_vram_tokens: int) -> int | None:
-        num: int | None = self._ask(self._stock.admitted, request, num_vram_tokens)
-        return num
-
-    def look(self) -> None:
-        self._ask(self._stock.look)
-
-    def preempted(self, request_id: str) -> None:
-        self._ask(self._stock.preempted, request_id)
-
-    def finished(self, request: Any) -> None:
-        self._ask(self._stock.finished, request)
-
-    def clear(self) -> None:
-        self._stock.clear()
-
-    def _ask(self, method: Callable[..., Any], *what: Any) -> Any:
-        try:
-            return method(*what)
-        except Exception:
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning(WRONG, exc_info=True)
-            self._stock.clear()
-            return None

@@ -44,8 +44,7 @@ def install(engine_args_class: Any) -> None:
         is_server = getattr(usage, "value", usage) == _SERVER
         with _in_one_sentence(is_server):
             # Before vLLM asks a hub what the model is, or replaces what the user named.
-            _check_named(self)
-            _step_out(self)
+            _check_args(self)
         vllm_config = original(self, *args, **kwargs)
         with _in_one_sentence(is_server):
             prepare(vllm_config)
@@ -75,15 +74,22 @@ def _in_one_sentence(is_server: bool) -> Iterator[None]:
         logger.warning("ContinuumConnector cannot read the config of %s (%s)", release(), what)
 
 
-def _check_named(engine_args: Any) -> None:
-    """Refuse our part of the config if it cannot work, and an option that would replace us."""
-    if our_config(getattr(engine_args, "kv_transfer_config", None)) is None:
+def _check_args(engine_args: Any) -> None:
+    """Refuse our part of the config if it cannot work, and an option that would replace us. Where
+    vLLM could not even build our class, name no connector to it; as one of several, we leave that
+    error to vLLM."""
+    transfer: Any = getattr(engine_args, "kv_transfer_config", None)
+    if our_config(transfer) is None:
         return
+    from continuum_connector.config import CONNECTOR_NAME
     from continuum_connector.errors import ConfigError
-    from continuum_connector.vllm import proven
+    from continuum_connector.vllm import proven, touched
 
     if why := proven.why_replaced(getattr(engine_args, "kv_offloading_size", None)):
         raise ConfigError(why)
+    if transfer.kv_connector == CONNECTOR_NAME and (why := touched.why_not_loaded()):
+        engine_args.kv_transfer_config = None
+        logger.warning("ContinuumConnector: %s, so turns are served as stock vLLM serves them", why)
 
 
 def prepare(vllm_config: Any) -> None:
@@ -158,20 +164,6 @@ def is_in(vllm_config: Any) -> bool:
 
 def _our_class(config: Any) -> type:
     return subclass(type(config).get_scheduler_cls(config))  # type: ignore[no-any-return]
-
-
-def _step_out(engine_args: Any) -> None:
-    """Where vLLM could not even build our class, name no connector to it. As one of several, we
-    leave that error to vLLM."""
-    named = getattr(getattr(engine_args, "kv_transfer_config", None), "kv_connector", None)
-    if named is None:
-        return
-    from continuum_connector.config import CONNECTOR_NAME
-    from continuum_connector.vllm import touched
-
-    if named == CONNECTOR_NAME and (why := touched.why_not_loaded()):
-        engine_args.kv_transfer_config = None
-        logger.warning("ContinuumConnector: %s, so turns are served as stock vLLM serves them", why)
 
 
 def scheduler_cls(*args: Any, **kwargs: Any) -> Any:

@@ -60,11 +60,6 @@ def is_waiting(request: Any) -> bool:
     return bool(request.status != RequestStatus.RUNNING)
 
 
-def computes_whole_prompt(request: Any) -> bool:
-    """Whether it may read no cache, as with prompt_logprobs. vLLM < 0.30 asks us all the same."""
-    return bool(request.skip_reading_prefix_cache)
-
-
 def turn_end(request: Any) -> TurnEnd:
     """How a finished request ended; the API server aborts for its stop strings too. One that never
     ran, because its grammar is wrong, leaves nothing, so it counts as aborted."""
@@ -201,30 +196,23 @@ class KvEventFactory:
         """Return one event for each block of `request` that comes to DRAM. `spans`: its first token
         and the one after its last; `keys`: its key."""
         extra_keys = self._extra_keys_of(set(spans), request)
+        hashes, lora = request.block_hashes, request.lora_request
         return [
-            self._stored(request, span, key, hash_size, extra_keys[span])
-            for span, key in zip(spans, keys, strict=True)
+            self._event(
+                self._events.BlockStored,
+                self.medium,
+                [key],
+                parent_block_hash=self._convert(hashes[start // hash_size - 1]) if start else None,
+                token_ids=list(request.all_token_ids[start:end]),
+                block_size=end - start,
+                lora_id=lora.adapter_id if lora else None,
+                lora_name=lora.name if lora else None,
+                # Salt and images: without them, a router that hashes tokens sees another block.
+                extra_keys=self._untag([extra_keys[start, end]]),
+                session_id=getattr(request, "session_id", None),
+            )
+            for (start, end), key in zip(spans, keys, strict=True)
         ]
-
-    def _stored(
-        self, request: Any, span: tuple[int, int], key: bytes, hash_size: int, extra_keys: Any
-    ) -> Any:
-        """One block's event; its tokens and parent are those of the request's chain."""
-        start, end = span
-        hashes = request.block_hashes
-        lora = request.lora_request
-        fields = {
-            **self._named(self.medium, key),
-            "parent_block_hash": self._convert(hashes[start // hash_size - 1]) if start else None,
-            "token_ids": list(request.all_token_ids[start:end]),
-            "block_size": end - start,
-            "lora_id": lora.adapter_id if lora else None,
-            "lora_name": lora.name if lora else None,
-            # Salt and images: without them, a router that hashes tokens would see another block.
-            "extra_keys": self._untag([extra_keys]),
-            "session_id": getattr(request, "session_id", None),
-        }
-        return self._build(self._events.BlockStored, fields)
 
     def _extra_keys_of(
         self, spans: Iterable[tuple[int, int]], request: Any
@@ -245,7 +233,7 @@ class KvEventFactory:
 
     def removed(self, key: bytes) -> Any:
         """Return the event that one block left DRAM."""
-        return self._build(self._events.BlockRemoved, self._named(self.medium, key))
+        return self._event(self._events.BlockRemoved, self.medium, [key])
 
     def kept_below(self, keys: Sequence[bytes], block_size: int) -> list[Any]:
         """Return the event that these blocks came to disk; none if this vLLM has no medium for it.
@@ -255,26 +243,21 @@ class KvEventFactory:
         """
         if self._storage is None or not keys:
             return []
-        fields = {**self._named(self._storage, *keys), "block_size": block_size, "token_ids": []}
-        fields |= dict.fromkeys(("parent_block_hash", "lora_id", "lora_name"))
-        return [self._build(self._events.BlockStored, fields)]
+        unknown = dict.fromkeys(("parent_block_hash", "lora_id", "lora_name"))
+        known = {"block_size": block_size, "token_ids": []}
+        return [self._event(self._events.BlockStored, self._storage, keys, **known, **unknown)]
 
     def left_below(self, keys: Sequence[bytes]) -> list[Any]:
         """Return the event that these blocks left the disk."""
         if self._storage is None or not keys:
             return []
-        return [self._build(self._events.BlockRemoved, self._named(self._storage, *keys))]
+        return [self._event(self._events.BlockRemoved, self._storage, keys)]
 
-    def _named(self, medium: Any, *keys: bytes) -> dict[str, Any]:
-        """The fields of an event about blocks of one KV group: which they are, and where."""
-        hashes = [self._convert(key[:-4]) for key in keys]
-        group = int.from_bytes(keys[0][-4:], "big")
-        return {"block_hashes": hashes, "medium": medium, "group_idx": group}
-
-    @staticmethod
-    def _build(kind: Any, fields: dict[str, Any]) -> Any:
-        known = kind.__struct_fields__
-        return kind(**{name: value for name, value in fields.items() if name in known})
+    def _event(self, kind: Any, medium: Any, keys: Sequence[bytes], **fields: Any) -> Any:
+        """An event about blocks of one KV group, with those of its fields that this vLLM knows."""
+        fields["block_hashes"] = [self._convert(key[:-4]) for key in keys]
+        fields |= {"medium": medium, "group_idx": int.from_bytes(keys[0][-4:], "big")}
+        return kind(**{name: fields[name] for name in fields if name in kind.__struct_fields__})
 
 
 # --- scheduler --------------------------------------------------------------------------
@@ -284,17 +267,6 @@ def schedulers() -> tuple[type, ...]:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     return Scheduler, AsyncScheduler
-
-
-def queue_attributes(scheduler: Any) -> list[str]:
-    """Names of the queues that hold turns without KV (skipped_waiting: vLLM <= 0.30)."""
-    return [name for name in ("waiting", "skipped_waiting") if hasattr(scheduler, name)]
-
-
-def waiting_with_kv(scheduler: Any) -> Iterator[Any]:
-    """The requests that wait with blocks of their own, the first in line first (vLLM <= 0.30;
-    later ones keep such requests in a queue that is asked first)."""
-    return filter(holds_kv, scheduler.skipped_waiting)
 
 
 def count_no_backlog(scheduler: Any, held: Iterable[Any]) -> None:
@@ -311,16 +283,6 @@ def count_no_backlog(scheduler: Any, held: Iterable[Any]) -> None:
         scheduler.prefill_capacity_bound = num_waiting - num_held > len(deferred)
 
 
-def num_idle_sessions(scheduler: Any) -> int:
-    """How many requests wait for their client's next input. vLLM does not count them as work."""
-    return int(scheduler.num_waiting_for_streaming_input)
-
-
-def preempts_by_priority(scheduler: Any) -> bool:
-    """Whether the user's priorities choose who is preempted (in Scheduler.schedule)."""
-    return bool(scheduler.policy.value == "priority")
-
-
 def longest_chunk(scheduler: Any) -> int:
     """How many tokens of one prompt a step computes at most, as long as others are there; 0: all.
     Since vLLM 0.32 it may grow with the share of the step that each request has."""
@@ -330,12 +292,6 @@ def longest_chunk(scheduler: Any) -> int:
         num_requests: int = max(1, sum(scheduler.get_request_counts()))
         return max(longest, int(config.max_num_batched_tokens) // num_requests)
     return longest
-
-
-def tells_of_admission(scheduler: Any) -> bool:
-    """Whether schedule() calls a method of its own before it allocates for a turn that waits."""
-    names = "_select_waiting_queue_for_scheduling", "_handle_blocked_waiting_request"
-    return any(hasattr(type(scheduler).__base__, name) for name in names)
 
 
 def forget_uncomputed(scheduler: Any, request: Any) -> None:

@@ -9,12 +9,11 @@ feature.
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from continuum_connector.scheduler.kv_groups import Key, KvGroups, block_key
-from continuum_connector.scheduler.stock import CautiousStock, StockCache, UnknownStock
+from continuum_connector.scheduler.stock import StockCache, UnknownStock
 from continuum_connector.vllm import compat
 
 
@@ -79,11 +78,8 @@ class HitRule:
         chunked = [each for each in managers if hasattr(each, "attention_chunk_size")]
         self._keeps_answers = not any(each.num_speculative_blocks for each in self._states)
         self._are_aligned = all(each.mamba_cache_mode == "align" for each in self._states)
-        self._flagged = [
-            each
-            for each in managers
-            if getattr(each, "use_eagle", False) and each not in self._states
-        ]
+        flagged = (each for each in managers if getattr(each, "use_eagle", False))
+        self._flagged = [each for each in flagged if each not in self._states]
         # Tokens that a lookup drops for drafts (v1/core/kv_cache_utils.py, eagle_proof_margin).
         self.num_proof_tokens = max(map(self._margin, self._flagged), default=0)
         # For windows alone, vLLM allows for one more block (max_admission_blocks_per_request).
@@ -95,8 +91,8 @@ class HitRule:
         self._spare: dict[str, None] = {}  # those that still keep these blocks
         self._remove = coordinator.remove_skipped_blocks
         if self._sparse:
-            wrap = self._sparing if self._keeps_answers else self._sparing_prompts
-            coordinator.remove_skipped_blocks = wrap(self._remove)
+            spare = self._spare_answers if self._keeps_answers else self._spare_prompts
+            coordinator.remove_skipped_blocks = spare
 
     def switch(self, is_on: bool) -> None:
         self.is_on = is_on
@@ -223,59 +219,50 @@ class HitRule:
             self._pool.cache_full_blocks(request, blocks, first, last, size, group, mask)
 
     # --- while a turn runs ------------------------------------------------------------
-    def _sparing(self, remove: Callable[..., None]) -> Callable[..., None]:
-        """Wrap KVCacheCoordinator.remove_skipped_blocks: of an answer, it counts only the tokens up
-        to the last block boundary, less those that a lookup drops for drafts.
+    # Each stands in for KVCacheCoordinator.remove_skipped_blocks.
+    def _spare_answers(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Of an answer, count only the tokens up to the last block boundary, less those that a
+        lookup drops for drafts.
 
         What stays belongs to the request and is freed with it, however the request ends.
         """
-        size = self._coordinator.scheduler_block_size
-        first = self._coordinator.single_type_managers[0]
+        processed = processed_computed_tokens
+        spares = self.is_on and (self.gives_way or self._is_reckoned)
+        if spares and num_prompt_tokens is not None and processed >= num_prompt_tokens:
+            size = self._coordinator.scheduler_block_size
+            first = self._coordinator.single_type_managers[0]
+            # At the end of a turn, drafts may be computed that no step has cached.
+            cached = first.num_cached_block.get(request_id, 0) * first.block_size
+            boundary = max(0, min(processed, cached) - self.num_proof_tokens) // size * size
+            if self._at.get(request_id) != boundary:
+                self._note(request_id, boundary)
+            processed = boundary if request_id in self._spare else processed
+        self._remove(request_id, processed, num_prompt_tokens)
 
-        @functools.wraps(remove)
-        def remove_skipped_blocks(
-            request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
-        ) -> None:
-            processed = processed_computed_tokens
-            spares = self.is_on and (self.gives_way or self._is_reckoned)
-            if spares and num_prompt_tokens is not None and processed >= num_prompt_tokens:
-                # At the end of a turn, drafts may be computed that no step has cached.
-                cached = first.num_cached_block.get(request_id, 0) * first.block_size
-                boundary = max(0, min(processed, cached) - self.num_proof_tokens) // size * size
-                if self._at.get(request_id) != boundary:
-                    self._note(request_id, boundary)
-                processed = boundary if request_id in self._spare else processed
-            remove(request_id, processed, num_prompt_tokens)
+    def _spare_prompts(
+        self, request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
+    ) -> None:
+        """Where answers are not kept, the states at the prompt's end stay.
 
-        return remove_skipped_blocks
-
-    def _sparing_prompts(self, remove: Callable[..., None]) -> Callable[..., None]:
-        """Wrap the same function where answers are not kept: the states at the prompt's end stay.
-
-        They stay in the request's table, and so are freed with the request. Only `remove` does not
+        They stay in the request's table, and so are freed with the request. Only `_remove` does not
         see them, and goes on past them.
         """
-
-        @functools.wraps(remove)
-        def remove_skipped_blocks(
-            request_id: str, processed_computed_tokens: int, num_prompt_tokens: int | None = None
-        ) -> None:
-            spared: list[tuple[Any, Any, int, Any]] = []
-            if self.is_on and self.gives_way and num_prompt_tokens is not None:
-                size = self._coordinator.scheduler_block_size
-                end = max(0, num_prompt_tokens - self.num_proof_tokens) // size * size
-                if 0 < end < processed_computed_tokens + size:
-                    if self._at.get(request_id) != end:
-                        self._note(request_id, end)
-                    if request_id in self._spare:
-                        spared = self._prompts_states(request_id)
-            for _, table, column, _ in spared:
-                table[column] = self._pool.null_block
-            remove(request_id, processed_computed_tokens, num_prompt_tokens)
-            for _, table, column, state in spared:
-                table[column] = state
-
-        return remove_skipped_blocks
+        spared: list[tuple[Any, Any, int, Any]] = []
+        if self.is_on and self.gives_way and num_prompt_tokens is not None:
+            size = self._coordinator.scheduler_block_size
+            end = max(0, num_prompt_tokens - self.num_proof_tokens) // size * size
+            if 0 < end < processed_computed_tokens + size:
+                if self._at.get(request_id) != end:
+                    self._note(request_id, end)
+                if request_id in self._spare:
+                    spared = self._prompts_states(request_id)
+        for _, table, column, _ in spared:
+            table[column] = self._pool.null_block
+        self._remove(request_id, processed_computed_tokens, num_prompt_tokens)
+        for _, table, column, state in spared:
+            table[column] = state
 
     def _prompts_states(self, request_id: str) -> list[tuple[Any, Any, int, Any]]:
         """(manager, table, column, block) of each state with which the turn's prompt can be hit: at
@@ -354,7 +341,7 @@ class HitRule:
 
 
 class Shadow:
-    """The same rule, asked of blocks that lie elsewhere than in VRAM (kv_groups.py, Lookup).
+    """The same rule, asked of blocks that lie elsewhere than in VRAM (kv_groups.py, `lookup`).
 
     It is a copy of the coordinator whose pool answers for these blocks. So a load can bring what
     vLLM would hit if all of it were in VRAM, with full attention, windows, chunks, states, and
@@ -411,25 +398,6 @@ def _has_nothing(_: Key) -> bool:
     return False
 
 
-class Tables:
-    """The block tables of the turns that have blocks, of the first KV group, for the shadow of
-    stock vLLM (scheduler/stock.py)."""
-
-    def __init__(self, tables: Mapping[str, Sequence[Any]], num_cached: Mapping[str, int]) -> None:
-        self._tables, self._num_cached = tables, num_cached
-
-    def num_blocks(self) -> int:
-        """The sum of their lengths; a block that two turns have counts twice."""
-        return sum(map(len, self._tables.values()))
-
-    def num_blocks_of(self, request_id: str) -> int:
-        return len(self._tables.get(request_id, ()))
-
-    def num_cached_of(self, request_id: str) -> int:
-        """How many of the turn's blocks have their hash, from the first on."""
-        return self._num_cached.get(request_id, 0)
-
-
 def popper(found: Any, groups: KvGroups) -> Callable[[str], list[Any]] | None:
     """What takes a turn's blocks from vLLM, in order, for the caller to free; None where this vLLM
     must free them itself: a hit needs more than blocks of one kind."""
@@ -447,5 +415,4 @@ def stock_beside(pool: Any, found: Any, groups: KvGroups) -> UnknownStock:
     if not groups.are_simple or size != groups.hash_size or tables is None or num_cached is None:
         return UnknownStock()
     num_dropped = groups.num_proof_tokens // size
-    beside = Tables(tables, num_cached)
-    return CautiousStock(StockCache(pool.num_gpu_blocks - 1, size, beside, num_dropped))
+    return StockCache(pool.num_gpu_blocks - 1, size, tables, num_cached, num_dropped)

@@ -20,10 +20,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from continuum_connector import files
 from continuum_connector.errors import TransferError
@@ -193,24 +192,24 @@ def _backends(vllm_config: Any) -> list[str]:
 
 
 # --- where the weights were read from -----------------------------------------------------
-@dataclass(frozen=True)
-class Checkpoint:
-    """The folder whose files became the model. `since`: they were loaded after that, in seconds of
-    the wall clock. `why`: why they cannot be proven the same, "" if they can. `has_other_formats`:
-    the operator asked for a format other than safetensors."""
+class UnprovenError(Exception):
+    """What was read may not be what the server runs; the message says why."""
 
-    folder: str = ""
-    since: float = 0.0
+
+class Checkpoint(NamedTuple):
+    """The folder whose files became the model. `since`: they were loaded after that, in seconds of
+    the wall clock. `has_other_formats`: the operator asked for a format other than safetensors."""
+
+    folder: str
+    since: float
     has_other_formats: bool = False
-    why: str = ""
 
 
 def checkpoint(vllm_config: Any) -> Checkpoint:
-    """Say, once the model's weights are loaded, where they were read from, or why a restart could
-    not find again what was on the disk."""
+    """Say, once the model's weights are loaded, where they were read from; UnprovenError, if a
+    restart could not find again what was on the disk."""
     model, load = vllm_config.model_config, vllm_config.load_config
     load_format = str(getattr(load.load_format, "value", load.load_format))
-    why = ""
     if hash_seed(vllm_config) is None:
         why = SET_SEED
     elif load_format not in FROM_FILES:
@@ -223,15 +222,13 @@ def checkpoint(vllm_config: Any) -> Checkpoint:
         why = "the scales of the KV cache are worked out while the server runs"
     elif any(getattr(model.hf_config, f"{part}_model_id", None) for part in ("text", "audio")):
         why = "a part of the model is loaded from another repository"
-    if why:
-        return Checkpoint(why=why)
-    folder = _folder(model, load.download_dir)
-    if not folder:
-        return Checkpoint(why=f"the files of {model.model!r} were not found on this node")
-    if _is_another(folder, model):
+    elif not (folder := _folder(model, load.download_dir)):
+        why = f"the files of {model.model!r} were not found on this node"
+    elif _is_another(folder, model):
         why = f"{model.model!r} became another revision while this process began"
-        return Checkpoint(why=why)
-    return Checkpoint(folder, _started(), load_format in OTHER_FORMATS)
+    else:
+        return Checkpoint(folder, _started(), load_format in OTHER_FORMATS)
+    raise UnprovenError(why)
 
 
 def _is_quantized_on_disk(hf_config: Any) -> bool:
@@ -319,10 +316,6 @@ def prover(
     return prove
 
 
-class UnprovenError(Exception):
-    """What was read may not be what the server runs; the message says why."""
-
-
 class Reader:
     """Reads a model's files and remembers what it read. Only one runs at a time
     (disk.only_one)."""
@@ -339,8 +332,6 @@ class Reader:
         UnprovenError if one has changed since `since`, because it may not be what was loaded, or if
         there are none.
         """
-        if checkpoint.why:
-            raise UnprovenError(checkpoint.why)
         self._known = self._recall()
         folder = Path(checkpoint.folder)
         paths = sorted(_files(folder, checkpoint.has_other_formats))

@@ -128,7 +128,11 @@ class Allocation:
         # The most blocks that a step takes, and that each running turn takes beside its share.
         self._most_per_step = groups.num_blocks(scheduler.max_num_scheduled_tokens)
         self._most_per_turn = groups.most_new + groups.num_blocks(self._lookahead)
-        self._hears_of_admission = compat.tells_of_admission(scheduler)
+        # Whether schedule() calls a method of its own before it allocates for a turn that waits.
+        own = type(scheduler).__base__
+        self._hears_of_admission = hasattr(own, "_select_waiting_queue_for_scheduling") or hasattr(
+            own, "_handle_blocked_waiting_request"
+        )
         # vLLM's own is a method of the class, unless somebody else has already replaced it.
         self._is_method = getattr(self._own, "__func__", None) is type(self._manager).allocate_slots
         self._manager.allocate_slots = self._with_room
@@ -196,7 +200,7 @@ def _with_room(
 ) -> Callable[..., Any]:
     """Wrap KVCacheManager.allocate_slots so that pins give way before it returns None. For a
     running turn, the spare blocks of running turns give way before the pins do."""
-    bind, rule = _bound_arguments(allocate), groups.rule
+    signature, rule = inspect.signature(allocate), groups.rule
     if rule is not None:
         rule.give_way()
 
@@ -204,13 +208,15 @@ def _with_room(
         attempt = functools.partial(allocate, request, *args, **kwargs)
         need, blocks = 0, None  # a running request needs a block or so, and is preempted without it
         if compat.is_waiting(request):
-            call = bind(request, *args, **kwargs)
+            call = signature.bind(request, *args, **kwargs).arguments
             if rule is not None and rule.waits_for_step(call.get("new_computed_blocks")):
                 return None
             need = blocks_needed(call, groups)
         elif rule is not None:
-            # Admitting a turn is not worth these few blocks, without which a context is not found.
-            blocks = _without_spare(rule, attempt, scheduler)
+            # Running turns give up, one by one, what only their next turns would read. Admitting a
+            # turn is not worth these few blocks, without which a context is not found.
+            while blocks is None and rule.give_up_spare(scheduler.requests):
+                blocks = attempt()
         if blocks is not None:
             return blocks
         return ours.make_room(request, attempt, need, bool(scheduler.running))
@@ -242,26 +248,6 @@ def blocks_needed(call: Mapping[str, Any], groups: KvGroups) -> int:
     return max(1, num_full + groups.num_states)
 
 
-def _without_spare(rule: Any, attempt: Callable[[], Any], scheduler: Any) -> Any:
-    """Retry while running turns give up, one by one, what only their next turns would read."""
-    blocks = None
-    while blocks is None and rule.give_up_spare(scheduler.requests):
-        blocks = attempt()
-    return blocks
-
-
-def _bound_arguments(function: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
-    """Return a function that names the arguments of a call to `function`, defaults included."""
-    signature = inspect.signature(function)
-
-    def bind(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments
-
-    return bind
-
-
 # --- order of admission and preemption --------------------------------------------------
 class Order:
     """Program order, for as long as it is switched on.
@@ -275,11 +261,10 @@ class Order:
         self._ours = ours
         self._side = ours.side
         self._waits, self._queues = ours.side.waits, ours.side.queues
-        self._stock = {
-            name: getattr(scheduler, name) for name in compat.queue_attributes(scheduler)
-        }
+        names = "waiting", "skipped_waiting"  # the latter: vLLM <= 0.30
+        self._stock = {each: getattr(scheduler, each) for each in names if hasattr(scheduler, each)}
         # The user's own priorities rank before our order, and alone decide the victims.
-        self._has_priorities = compat.preempts_by_priority(scheduler)
+        self._has_priorities = scheduler.policy.value == "priority"
         self.is_on = False
         self.switch(True)
 
@@ -297,7 +282,7 @@ class Order:
         """Before a step, let in the turns that may begin by now, and ask again those that are next
         in line for the bus."""
         if self.is_on and self._waits.are_due():
-            self._ours.let_in(compat.num_idle_sessions(self._scheduler))
+            self._ours.let_in(self._scheduler.num_waiting_for_streaming_input)
 
     def close(self) -> None:
         """After a step: turns at the gate, or without an adapter's place, wait because we hold
@@ -397,5 +382,5 @@ class KvFirst:
     def front(self) -> Front | None:
         """Return a queue with these turns at its front; None if there are none."""
         if self._holders is None:
-            self._holders = deque(compat.waiting_with_kv(self._scheduler))
+            self._holders = deque(filter(compat.holds_kv, self._scheduler.skipped_waiting))
         return Front(self._scheduler.skipped_waiting, self._holders) if self._holders else None

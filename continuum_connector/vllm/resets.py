@@ -11,6 +11,7 @@ with them (OlderTurns).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,33 +22,6 @@ from continuum_connector.vllm import compat, touched
 from continuum_connector.vllm.touched import Part
 
 _WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
-
-
-def forget_loaded(scheduler: Any, hold_load: Callable[[str], bool]) -> Iterator[str]:
-    """Take from every waiting turn what was loaded for it; yields the ids of turns that had any.
-
-    `hold_load(request_id)`: keep the blocks that a load under way writes to, until it has settled;
-    False if there is no such load. A turn that is over, and waits only for the end of its load,
-    loses its blocks, too. A turn whose load is not ours keeps them, because we cannot say when they
-    are free.
-    """
-    for request in list(scheduler.requests.values()):
-        request_id = request.request_id
-        if request.is_finished():
-            if hold_load(request_id):
-                scheduler.kv_cache_manager.free(request)
-        elif compat.is_loading(request):
-            if hold_load(request_id) or request_id in scheduler.finished_recving_kv_req_ids:
-                # Treated as a failed load: once it has ended, vLLM asks for all of it anew
-                # (_update_waiting_for_remote_kv), and freeing nothing then does no harm.
-                _take_kv(scheduler, request)
-                compat.reserve_nothing(scheduler, request)
-                scheduler.failed_recving_kv_req_ids.add(request_id)
-                yield request_id
-        elif request.status in _WAITING and request.num_computed_tokens:
-            _take_kv(scheduler, request)
-            compat.wait_without_kv(scheduler, request)
-            yield request_id
 
 
 def _take_kv(scheduler: Any, request: Any) -> None:
@@ -125,19 +99,43 @@ class Resets:
                 self._older_turns = OlderTurns(self._scheduler, epochs)
 
     def _forget_loaded(self) -> None:
+        """Take from every waiting turn what was loaded for it."""
         if touched.is_off(Part.TIER):
             return  # nothing of ours was loaded
-        loads = [each for each in self._ledger if each.request_id]
+        loads: defaultdict[str, list[Any]] = defaultdict(list)
+        for each in self._ledger:
+            loads[each.request_id].append(each)
+        for request in list(self._scheduler.requests.values()):
+            if self._take_loaded(request, loads[request.request_id]):
+                self._queues.rerank(request.request_id)  # turns with KV stand before those without
 
-        def hold_load(request_id: str) -> bool:
-            under_way = [each for each in loads if each.request_id == request_id]
-            for transfer in under_way:
-                if transfer.hold is None:  # released when it settles
-                    transfer.keep(self._holds.take_ids(transfer.blocks))
-            return bool(under_way)
+    def _take_loaded(self, request: Any, loads: list[Any]) -> bool:
+        """Take from the turn what was loaded; return whether it waits and had any. `loads`: those
+        under way, which keep the blocks that they write to until they have settled.
 
-        for request_id in forget_loaded(self._scheduler, hold_load):
-            self._queues.rerank(request_id)  # turns with KV stand before those without
+        A turn that is over, and waits only for the end of its load, loses its blocks, too. A turn
+        whose load is not ours keeps them, because we cannot say when they are free.
+        """
+        scheduler, request_id = self._scheduler, request.request_id
+        for load in loads:
+            if load.hold is None:  # released when it settles
+                load.keep(self._holds.take_ids(load.blocks))
+        if request.is_finished():
+            if loads:
+                scheduler.kv_cache_manager.free(request)
+        elif compat.is_loading(request):
+            if loads or request_id in scheduler.finished_recving_kv_req_ids:
+                # Treated as a failed load: once it has ended, vLLM asks for all of it anew
+                # (_update_waiting_for_remote_kv), and freeing nothing then does no harm.
+                _take_kv(scheduler, request)
+                compat.reserve_nothing(scheduler, request)
+                scheduler.failed_recving_kv_req_ids.add(request_id)
+                return True
+        elif request.status in _WAITING and request.num_computed_tokens:
+            _take_kv(scheduler, request)
+            compat.wait_without_kv(scheduler, request)
+            return True
+        return False
 
 
 class OlderTurns:

@@ -142,7 +142,7 @@ v1.core.sched.scheduler:Scheduler | priority | vllm/attach.py, vllm/compat.py | 
   _preempt_request block_size
 v1.core.sched.scheduler:Scheduler | order | vllm/hooks.py | none yet: queues by plugin
   skipped_waiting|kv_holding_waiting num_waiting_for_streaming_input
-v1.core.sched.scheduler:Scheduler | nothing | vllm/attach.py, vllm/compat.py | none yet
+v1.core.sched.scheduler:Scheduler | nothing | vllm/attach.py, vllm/hooks.py | none yet
   _select_waiting_queue_for_scheduling _handle_blocked_waiting_request
 v1.core.sched.scheduler:Scheduler | nothing | vllm/compat.py | none yet: "no backlog of mine"
   deferred_waiting prefill_capacity_bound

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from continuum_connector.errors import TransferError
 from continuum_connector.vllm import compat
@@ -35,13 +35,6 @@ _ANOTHER_REFUSED = (
 )
 _MAX_NAMES = 4096  # of adapters
 _Files = tuple[tuple[Any, ...], ...]
-
-
-class SleepHooks(Protocol):
-    """The hooks with which vLLM >= 0.33 tells a connector of sleep."""
-
-    def unregister_kv_caches(self) -> None: ...
-    def restore_kv_caches(self) -> None: ...
 
 
 class _Wrap(NamedTuple):
@@ -80,11 +73,12 @@ class WorkerCalls:
         self,
         worker: Any,
         new_weights: Callable[[str], None],
-        sleep: SleepHooks,
+        sleep: Any,
         anyone: Callable[[bool], bool],
     ) -> None:
         """`new_weights` gets the name of the call that changed the weights, once that has returned.
-        `anyone` says whether its argument is true on any rank; every rank must call it."""
+        `sleep` has the hooks with which vLLM >= 0.33 tells a connector of sleep. `anyone` says
+        whether its argument is true on any rank; every rank must call it."""
         self._worker, self._anyone = worker, anyone
         self._new_weights, self._sleep = new_weights, sleep
         self._wraps: list[_Wrap] = []

@@ -13,9 +13,10 @@ import enum
 import functools
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import continuum_connector
 from continuum_connector.errors import TransferError
@@ -28,6 +29,9 @@ EIO = -11  # the disk failed, or its file is too short
 MISSING = -12  # the disk slot holds another key than the one we asked for
 ENOSPC = -14  # the disk is full
 UNTRIED = -15  # another slot's failure ended the transfer before it came to this one, or a cancel
+
+
+T = TypeVar("T", bound=ctypes.Structure)
 
 
 class Direction(enum.Enum):
@@ -139,46 +143,37 @@ _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes
 _size, _ptr = ctypes.c_size_t, ctypes.c_void_p
 
 
+def _each(kind: Any, *names: str) -> Iterator[tuple[str, Any]]:
+    """Fields of one type, one after the other."""
+    return ((name, kind) for name in names)
+
+
 class Config(ctypes.Structure):
     _fields_ = (
-        ("size", _u32),
-        ("abi", _u32),
-        ("driver", _i32),
-        ("device", _i32),
-        ("path", _i32),
+        *_each(_u32, "size", "abi"),
+        *_each(_i32, "driver", "device", "path"),
         ("max_descriptors", _u32),
         ("trunk_bytes", _u64),
         ("window_bytes", _u64 * 2),
-        ("max_transfers", _u32),
-        ("checksum_every", _u32),
-        ("sim_mbps", _u32),
+        *_each(_u32, "max_transfers", "checksum_every", "sim_mbps"),
     )
 
 
 class PoolConfig(ctypes.Structure):
     _fields_ = (
         ("size", _u32),
-        ("huge", _i32),
-        ("numa_node", _i32),
+        *_each(_i32, "huge", "numa_node"),
         ("num_threads", _u32),
-        ("bytes", _u64),
-        ("first_bytes", _u64),
-        ("chunk_bytes", _u64),
-        ("wanted_bytes", _u64),
-        ("num_left", _u64),
+        *_each(_u64, "bytes", "first_bytes", "chunk_bytes", "wanted_bytes", "num_left"),
     )
 
 
 class RawPoolState(ctypes.Structure):
     _fields_ = (
         ("size", _u32),
-        ("is_growing", _i32),
-        ("error", _i32),
-        ("numa_node", _i32),
-        ("mapped_bytes", _u64),
-        ("ready_bytes", _u64),
-        ("populate_s", ctypes.c_double),
-        ("lock_s", ctypes.c_double),
+        *_each(_i32, "is_growing", "error", "numa_node"),
+        *_each(_u64, "mapped_bytes", "ready_bytes"),
+        *_each(ctypes.c_double, "populate_s", "lock_s"),
         ("why", ctypes.c_char * 256),
         ("wanted_bytes", _u64),
     )
@@ -190,37 +185,23 @@ class Stats(ctypes.Structure):
     _fields_ = (
         ("size", _u32),
         ("poison", _i32),
-        ("paths", _u32),
-        ("num_given_up", _u32),
-        ("num_bytes", _u64 * 2),
-        ("num_pieces", _u64 * 2),
-        ("num_descriptors", _u64 * 2),
+        *_each(_u32, "paths", "num_given_up"),
+        *_each(_u64 * 2, "num_bytes", "num_pieces", "num_descriptors"),
         ("num_trunks", _u64 * 4 * 2),
-        ("bytes_in_flight", _u64 * 2),
-        ("issue_ns", _u64 * 2),
-        ("max_issue_ns", _u64 * 2),
-        ("num_issued", _u64 * 2),
-        ("num_summed", _u64),
-        ("num_checked", _u64),
-        ("num_corrupt", _u64),
+        *_each(_u64 * 2, "bytes_in_flight", "issue_ns", "max_issue_ns", "num_issued"),
+        *_each(_u64, "num_summed", "num_checked", "num_corrupt"),
     )
 
 
 class RawRegion(ctypes.Structure):
-    _fields_ = tuple(
-        (name, _u64) for name in ("dev_base", "dev_stride", "host_base", "host_stride", "bytes")
-    )
+    _fields_ = (*_each(_u64, "dev_base", "dev_stride", "host_base", "host_stride", "bytes"),)
 
 
 class RawCompletion(ctypes.Structure):
     _fields_ = (
         ("tag", _u64),
-        ("status", _i32),
-        ("error", _i32),
-        ("bytes", _u64),
-        ("submit_ns", _u64),
-        ("start_ns", _u64),
-        ("done_ns", _u64),
+        *_each(_i32, "status", "error"),
+        *_each(_u64, "bytes", "submit_ns", "start_ns", "done_ns"),
         ("disk_errors", ctypes.POINTER(_i32)),
         ("num_disk_slots", _u64),
     )
@@ -231,10 +212,7 @@ NamespaceId = ctypes.c_uint8 * 32
 
 class DiskConfig(ctypes.Structure):
     _fields_ = (
-        ("size", _u32),
-        ("flags", _u32),
-        ("num_threads", _u32),
-        ("slot_blocks", _u32),
+        *_each(_u32, "size", "flags", "num_threads", "slot_blocks"),
         ("num_slots", _i32),
         ("namespace_id", NamespaceId),
     )
@@ -244,8 +222,7 @@ class DiskEntry(ctypes.Structure):
     _fields_ = (
         ("sequence", _u64),
         ("slot", _i32),
-        ("depth", _u32),
-        ("key_bytes", _u32),
+        *_each(_u32, "depth", "key_bytes"),
         ("key", ctypes.c_uint8 * 40),
     )
 
@@ -255,17 +232,16 @@ class RawDiskState(ctypes.Structure):
 
     _fields_ = (
         ("size", _u32),
-        ("error", _i32),
-        ("is_direct", _i32),
-        ("was_kept", _i32),
-        ("is_scanned", _i32),
-        ("is_ready", _i32),
-        ("oldest_op_us", _u64),
-        ("num_scanned", _u64),
-        ("num_foreign", _u64),
+        *_each(_i32, "error", "is_direct", "was_kept", "is_scanned", "is_ready"),
+        *_each(_u64, "oldest_op_us", "num_scanned", "num_foreign"),
         ("num_bytes", _u64 * 2),
         ("why", ctypes.c_char * 256),
     )
+
+
+def sized(kind: type[T], **values: Any) -> T:
+    """A struct of this kind that says its size, as the library asks for."""
+    return kind(size=ctypes.sizeof(kind), **values)
 
 
 Signatures = dict[str, tuple[type[Any] | None, tuple[type[Any], ...]]]  # result, arguments

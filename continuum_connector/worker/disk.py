@@ -45,7 +45,7 @@ _HEAD_BYTES = 2**20  # at the beginning of the file, before its slots
 _FACTS_AT, _MAX_FACTS = 8192, 65536  # of the file; csrc/disk_format.h
 _END_S = 2.0
 LOOK_S = 30.0  # between two looks at the file's place
-_PAGE = 256  # bytes of SpentFile: far less than what a disk writes at once
+_PAGE = 256  # bytes of the file beside it: far less than what a disk writes at once
 _LOCK_EVERY_S = 0.1
 
 ENDED = "the server ended before its disk was open"
@@ -173,12 +173,7 @@ class WorkerDisk:
         refused."""
         if self._file is None or self._is_given_up:
             return "no_tier"
-        if isinstance(order, ReadOrder):
-            self._file.read(order.slots, order.disk_slots, order.keys, order.transfer_id)
-        else:
-            self._file.write(
-                order.slots, order.disk_slots, order.keys, order.depths, order.transfer_id
-            )
+        self._file.submit(order)
         self._num_in_flight += 1
         return ""
 
@@ -268,9 +263,8 @@ class WorkerDisk:
             before = read_facts(self.path)
             file = engine.open_disk(str(self.path), tuning)
         self._why_anew = why_anew(before, namespace.facts)
-        spent = SpentFile(self.path.with_suffix(".spent"), self._wall_clock)
-        self._spent = spent.read()
-        self._watch = DiskWatch(self.path, spent)
+        self._watch = DiskWatch(self.path, self._wall_clock)
+        self._spent = self._watch.spent_before()
         self._watch.start()
         return file
 
@@ -363,14 +357,6 @@ def make_folder(path: str) -> None:
     )
 
 
-def _is_locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextmanager
 def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
     """Let one rank at a time in. So the first reads the weights for all, and each sees how much
@@ -379,7 +365,10 @@ def only_one(folder: str, is_over: threading.Event) -> Iterator[None]:
         Path(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
     try:
-        while not _is_locked(lock):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if is_over.wait(_LOCK_EVERY_S):
                 raise TransferError(ENDED)
         yield
@@ -437,50 +426,19 @@ def why_anew(before: str, facts: str) -> str:
     return f"because of other {', '.join(sorted(changed))}"
 
 
-class SpentFile:
-    """How much of the budget is spent, in a small file beside the blocks'.
+class DiskWatch:
+    """A thread beside the open file at `path`. In a small file beside it, it keeps how much of the
+    write budget is spent, so that a server that is killed again and again writes no more than one
+    that lives; and it looks whether the file is still in its place. Only `start`, `spent_before`
+    and `look` touch the disk.
 
-    It is written in place, so that it needs no room on a disk that is full. `clock`: seconds of the
-    wall clock, the only one that goes on while nothing runs. Where it was put back meanwhile, no
-    time has passed.
+    `clock`: seconds of the wall clock, the only one that goes on while nothing runs. Where it was
+    put back meanwhile, no time has passed.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        self.path = path
+        self._path, self._spent_path = path, path.with_suffix(".spent")
         self._clock = clock
-
-    def read(self) -> DiskSpent | None:
-        """What an earlier server left; None if there was none, or it left nothing that we know.
-        BLOCKS as long as the disk does."""
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
-            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(descriptor, "rb") as file:
-                found = json.loads(file.read(_PAGE))
-            num_bytes, at = float(found["spent_bytes"]), float(found["at"])
-            if isfinite(num_bytes) and isfinite(at) and num_bytes >= 0:
-                return DiskSpent(int(num_bytes), max(0.0, self._clock() - at))
-        return None
-
-    def write(self, num_bytes: int) -> None:
-        """BLOCKS until it is on the disk, or raises OSError."""
-        text = json.dumps({"spent_bytes": num_bytes, "at": self._clock()}).encode()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags, 0o600)
-        try:
-            os.pwrite(descriptor, text.ljust(_PAGE - 1) + b"\n", 0)
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-class DiskWatch:
-    """A thread beside the open file at `path`. It keeps on the disk how much of the write budget is
-    spent, so that a server that is killed again and again writes no more than one that lives; and
-    it looks whether the file is still in its place. Only `start` and `look` touch the disk."""
-
-    def __init__(self, path: Path, spent: SpentFile) -> None:
-        self._path = path
-        self._spent = spent
         self._is_over = False
         self._awake = threading.Event()  # there is something to do
         self._said: deque[int] = deque()  # bytes spent, not yet on the disk
@@ -494,6 +452,18 @@ class DiskWatch:
             self._file = os.stat(self._path)
         with suppress(RuntimeError):  # the system has none to give
             self._thread.start()
+
+    def spent_before(self) -> DiskSpent | None:
+        """What an earlier server left; None if there was none, or it left nothing that we know.
+        BLOCKS as long as the disk does."""
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
+            descriptor = os.open(self._spent_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with open(descriptor, "rb") as file:
+                found = json.loads(file.read(_PAGE))
+            num_bytes, at = float(found["spent_bytes"]), float(found["at"])
+            if isfinite(num_bytes) and isfinite(at) and num_bytes >= 0:
+                return DiskSpent(int(num_bytes), max(0.0, self._clock() - at))
+        return None
 
     def spent(self, num_bytes: int) -> None:
         """So much is spent: it will be on the disk soon."""
@@ -540,13 +510,24 @@ class DiskWatch:
 
     def _keep(self, num_bytes: int) -> None:
         try:
-            self._spent.write(num_bytes)
+            self._write(num_bytes)
         except OSError as error:
             if not self._has_failed:
                 logger.warning(
                     "%s cannot be written (%s), so a restart will not know how much of "
                     "disk_write_budget is spent, and may write a day's once more",
-                    self._spent.path,
+                    self._spent_path,
                     error.strerror,
                 )
             self._has_failed = True
+
+    def _write(self, num_bytes: int) -> None:
+        """In place, so that it needs no room on a disk that is full."""
+        text = json.dumps({"spent_bytes": num_bytes, "at": self._clock()}).encode()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self._spent_path, flags, 0o600)
+        try:
+            os.pwrite(descriptor, text.ljust(_PAGE - 1) + b"\n", 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -127,10 +127,10 @@ def read_layout(kv_caches: Mapping[str, Any], kv_cache_config: Any) -> Layout:
         raw = tensor.untyped_storage()
         base = raw.data_ptr()
         storage = storages.setdefault(base, _Storage(len(storages), base + raw.nbytes()))
-        for start, run, stride in _pieces(name, tensor, num_blocks, strides.get(name, 0)):
+        dim = _block_dim(name, tensor, num_blocks, strides.get(name, 0))
+        for start, run, stride in _pieces(name, tensor, dim, num_blocks):
             pieces.add(_Piece(storage, stride, start, run))
-        inside = _inside(name, tensor, num_blocks, strides.get(name, 0))
-        found.append((storage, tensor.data_ptr(), inside))
+        found.append((storage, tensor.data_ptr(), _inside(name, tensor, dim, num_blocks)))
     windows = _windows(pieces)
     _check_windows(windows, num_blocks)
     want = _block_bytes(kv_caches, kv_cache_config)
@@ -219,18 +219,14 @@ def _check_tensors(tensors: Iterable[tuple[str, Any]]) -> tuple[str, int]:
 
 
 def _pieces(
-    name: str, tensor: torch.Tensor, num_blocks: int, known: int
+    name: str, tensor: torch.Tensor, dim: int, num_blocks: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (address, length, block stride) of each contiguous run of one layer's block 0."""
+    """Yield (address, length, block stride) of each contiguous run of one layer's block 0. `dim`:
+    the dimension of the blocks."""
     item = tensor.element_size()
-    dim = _block_dim(name, tensor, num_blocks, known)
     kernel_blocks = tensor.shape[dim] // num_blocks
     stride = tensor.stride(dim) * item
-    inner = [
-        (size, step * item)
-        for d, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
-        if d != dim and size > 1
-    ]
+    inner = [(size, step * item) for size, step in _beside(tensor, dim)]
     if kernel_blocks > 1:  # block b is kernel blocks b * k ... (b + 1) * k - 1
         inner.append((kernel_blocks, stride))
     run, offsets = _runs(name, item, inner)
@@ -238,16 +234,20 @@ def _pieces(
         yield tensor.data_ptr() + offset, run, stride * kernel_blocks
 
 
-def _inside(name: str, tensor: torch.Tensor, num_blocks: int, known: int) -> tuple[Any, ...]:
+def _beside(tensor: torch.Tensor, dim: int) -> list[tuple[int, int]]:
+    """Size and stride, in elements, of every other dimension that has more than one element."""
+    both = enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+    return [(size, step) for d, (size, step) in both if d != dim and size > 1]
+
+
+def _inside(name: str, tensor: torch.Tensor, dim: int, num_blocks: int) -> tuple[Any, ...]:
     """How a layer's tensor lies within a block, whatever the number of blocks: two layouts may have
     the same runs, with heads before tokens or after. Of strides beyond a block, only the order
     counts."""
-    dim = _block_dim(name, tensor, num_blocks, known)
     steps = [s for s, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
     inner = [
         (size, sum(other < step for other in steps), step if step < tensor.stride(dim) else 0)
-        for d, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True))
-        if d != dim and size > 1
+        for size, step in _beside(tensor, dim)
     ]
     return name, str(tensor.dtype), dim, tensor.shape[dim] // num_blocks, *inner
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from continuum_connector.errors import ConfigError, TransferError
-from continuum_connector.messages import BlockIds, OnDisk
+from continuum_connector.errors import TransferError
+from continuum_connector.messages import BlockIds, OnDisk, ReadOrder, WriteOrder
 from continuum_connector.worker import abi
 from continuum_connector.worker.abi import (
     Completion,
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from continuum_connector.worker.layout import Layout
 
 MIB = 1 << 20
+_T = TypeVar("_T", PoolState, DiskState)
 
 _DRIVERS = {"cuda": 1, "sim": 2}
 PATHS = {"auto": 0, "batch": 1, "loop": 2, "gather": 3}
@@ -70,7 +70,6 @@ class NativeEngine:
     def __init__(
         self, driver: str, layout: Layout, num_slots: int, tuning: Tuning | None = None
     ) -> None:
-        _check_sizes(driver, layout, num_slots)
         tuning = tuning or Tuning()
         self._blocking, self._quick = abi.load_library()
         self._handle: ctypes.c_void_p | None = None
@@ -79,8 +78,8 @@ class NativeEngine:
         self._disks: list[NativeDisk] = []
         self._buffer = (abi.RawCompletion * _MAX_POLLED)()
         self.is_left_behind = False
-        config = abi.Config(
-            size=ctypes.sizeof(abi.Config),
+        config = abi.sized(
+            abi.Config,
             abi=abi.ABI_VERSION,
             driver=_DRIVERS[driver],
             device=layout.device_index,
@@ -227,7 +226,7 @@ class NativeEngine:
 
     def stats(self) -> abi.Stats:
         """What the engine did since it was opened; the pairs are (load, store)."""
-        stats = abi.Stats(size=ctypes.sizeof(abi.Stats))
+        stats = abi.sized(abi.Stats)
         check(self._quick.ckv_get_stats(self._opened(), ctypes.byref(stats)))
         return stats
 
@@ -244,8 +243,8 @@ class HostPool:
     def __init__(self, handle: ctypes.c_void_p, num_bytes: int, tuning: Tuning) -> None:
         self._blocking, self._quick = abi.load_library()
         base = ctypes.c_void_p()
-        config = abi.PoolConfig(
-            size=ctypes.sizeof(abi.PoolConfig),
+        config = abi.sized(
+            abi.PoolConfig,
             huge=True,
             numa_node=abi.NUMA_DEVICE if tuning.numa else abi.NUMA_ANY,
             bytes=num_bytes,
@@ -264,19 +263,10 @@ class HostPool:
         """How far the pool has grown. Costs microseconds."""
         if self.base == 0:
             raise TransferError("the host pool is closed.")
-        raw = abi.RawPoolState(size=ctypes.sizeof(abi.RawPoolState))
+        raw = abi.sized(abi.RawPoolState)
         code = self._quick.ckv_pool_get_state(self._handle, self.base, ctypes.byref(raw))
         check(code, "no pool state")
-        return PoolState(
-            ready_bytes=raw.ready_bytes,
-            mapped_bytes=raw.mapped_bytes,
-            is_growing=bool(raw.is_growing),
-            why=raw.why.decode(errors="replace"),
-            numa_node=raw.numa_node,
-            populate_s=raw.populate_s,
-            lock_s=raw.lock_s,
-            wanted_bytes=raw.wanted_bytes,
-        )
+        return _plain(PoolState, raw)
 
     def want(self, num_bytes: int) -> None:
         """Have it grow to so many bytes, if it wanted less. Costs microseconds."""
@@ -351,14 +341,13 @@ class NativeDisk:
         self._blocking, self._quick = abi.load_library()
         self._slot_blocks = tuning.slot_blocks
         self._entries = (abi.DiskEntry * _MAX_ENTRIES)()
-        namespace_id = abi.NamespaceId.from_buffer_copy(tuning.namespace)
-        config = abi.DiskConfig(
-            size=ctypes.sizeof(abi.DiskConfig),
+        config = abi.sized(
+            abi.DiskConfig,
             flags=abi.DISK_KEEP,
             num_threads=tuning.num_threads,
             slot_blocks=tuning.slot_blocks,
             num_slots=tuning.num_slots,
-            namespace_id=namespace_id,
+            namespace_id=abi.NamespaceId.from_buffer_copy(tuning.namespace),
         )
         self._handle: ctypes.c_void_p | None = None
         handle = ctypes.c_void_p()
@@ -372,56 +361,31 @@ class NativeDisk:
         check(code)
         self._handle = handle
 
-    def write(
-        self,
-        slots: BlockIds,
-        disk_slots: BlockIds,
-        keys: Sequence[bytes],
-        depths: Sequence[int],
-        tag: int,
-    ) -> None:
-        """Queue host `slots`, slot_blocks of them for each disk slot, to be written to
-        `disk_slots` under `keys` (of equal length, 40 bytes at most); TransferError if refused."""
-        if len(depths) != len(disk_slots):
-            raise TransferError(f"write {tag}: {len(depths)} depths, {len(disk_slots)} disk slots.")
-        raw_depths = np.asarray(depths, dtype=np.uint32).tobytes()
-        self._submit(_WRITE, slots, disk_slots, keys, raw_depths, tag)
-
-    def read(self, slots: BlockIds, disk_slots: BlockIds, keys: Sequence[bytes], tag: int) -> None:
-        """Queue `disk_slots`, which must hold `keys`, to be read into host `slots`, where -1
-        means not wanted. After a read that fails, host slots hold anything, but for those of disk
-        slots that its completion says were copied. TransferError if refused."""
-        self._submit(_READ, slots, disk_slots, keys, None, tag)
-
-    def _submit(
-        self,
-        direction: int,
-        slots: BlockIds,
-        disk_slots: BlockIds,
-        keys: Sequence[bytes],
-        depths: bytes | None,
-        tag: int,
-    ) -> None:
-        n = len(disk_slots)
-        if slots.dtype != _INT32 or disk_slots.dtype != _INT32:
-            raise TransferError(f"transfer {tag}: ids are {slots.dtype}, and must be int32.")
+    def submit(self, order: WriteOrder | ReadOrder) -> None:
+        """Queue the order, whose keys are of equal length, 40 bytes at most; TransferError if it is
+        refused. After a read that fails, host slots hold anything, but for those of disk slots that
+        its completion says were copied."""
+        tag, keys, n = order.transfer_id, order.keys, len(order.disk_slots)
+        is_read = isinstance(order, ReadOrder)
+        depths = (0,) * n if isinstance(order, ReadOrder) else order.depths
+        raw_slots, raw_disk_slots = _raw(order.slots, tag), _raw(order.disk_slots, tag)
         key_bytes = len(keys[0]) if keys else 1
         if any(len(key) != key_bytes for key in keys):
             raise TransferError(f"transfer {tag}: its keys differ in length.")
-        if len(slots) != n * self._slot_blocks or len(keys) != n:
+        if len(order.slots) != n * self._slot_blocks or len(keys) != n or len(depths) != n:
             raise TransferError(
-                f"transfer {tag}: {len(slots)} slots and {len(keys)} keys do not go with {n} disk "
-                f"slots of {self._slot_blocks} blocks."
+                f"transfer {tag}: {len(order.slots)} slots, {len(keys)} keys and {len(depths)} "
+                f"depths do not go with {n} disk slots of {self._slot_blocks} blocks."
             )
         check(
             self._quick.ckv_disk_submit(
                 self._opened(),
-                direction,
-                slots.tobytes(),
-                disk_slots.tobytes(),
+                _READ if is_read else _WRITE,
+                raw_slots,
+                raw_disk_slots,
                 b"".join(keys),
                 key_bytes,
-                depths,
+                None if is_read else np.asarray(depths, dtype=np.uint32).tobytes(),
                 n,
                 tag,
             )
@@ -449,17 +413,9 @@ class NativeDisk:
         """The state of the file, also after it is closed."""
         if self._handle is None:
             return DiskState(False, False, True, False, 0.0, _CLOSED, _DISK_CLOSED)
-        raw = abi.RawDiskState(size=ctypes.sizeof(abi.RawDiskState))
+        raw = abi.sized(abi.RawDiskState)
         check(self._quick.ckv_disk_get_state(self._handle, ctypes.byref(raw)))
-        return DiskState(
-            is_direct=bool(raw.is_direct),
-            was_kept=bool(raw.was_kept),
-            is_scanned=bool(raw.is_scanned),
-            is_ready=bool(raw.is_ready),
-            oldest_op_s=raw.oldest_op_us / 1e6,
-            error=raw.error,
-            why=raw.why.decode(errors="replace"),
-        )
+        return _plain(DiskState, raw, oldest_op_s=raw.oldest_op_us / 1e6)
 
     def close(self, timeout_s: float) -> bool:
         """BLOCK, without the GIL, until what is under way has ended. What has not begun fails as
@@ -504,17 +460,11 @@ def _completion(c: abi.RawCompletion) -> Completion:
     return Completion(c.tag, Status(c.status), c.error, c.bytes, seconds, errors)
 
 
-def _check_sizes(driver: str, layout: Layout, num_slots: int) -> None:
-    slot_bytes = layout.slot_bytes
-    if driver not in _DRIVERS:
-        raise ConfigError(f"driver {driver!r} is unknown; choose from {', '.join(_DRIVERS)}.")
-    if num_slots < 1 or slot_bytes < 1:
-        raise ConfigError(f"{num_slots} slots of {slot_bytes} bytes hold nothing.")
-    if num_slots >= 1 << 31 or num_slots * slot_bytes >= 1 << 63:
-        raise ConfigError(f"{num_slots} slots of {slot_bytes} bytes are more than can be counted.")
-    for region in layout.regions:
-        if region.host_offset < 0 or region.host_offset + region.num_bytes > slot_bytes:
-            raise ConfigError(f"{region} does not fit a slot of {slot_bytes} bytes.")
+def _plain(kind: type[_T], raw: ctypes.Structure, **values: Any) -> _T:
+    """`values`, and the other fields of `kind` as `raw` has them; `why` is text there, too."""
+    values["why"] = raw.why.decode(errors="replace")
+    others = [each.name for each in fields(kind) if each.name not in values]
+    return kind(**values, **{name: getattr(raw, name) for name in others})
 
 
 def _on_disk(entry: abi.DiskEntry) -> OnDisk:

@@ -71,7 +71,7 @@ class PoolGrowth:
         self.num_ready = 0
         self.is_over = False
         self.why_no_tier = ""
-        self.is_again = is_again
+        self._is_again = is_again
         self.waits = False  # for more use: there is nothing to look at
         self._engine = engine
         self._num_slots = num_slots
@@ -89,6 +89,10 @@ class PoolGrowth:
         if not self.is_over:
             when = " as blocks need it" if self.waits else ""
             logger.info("serving with %s of DRAM, the rest follows%s", self._progress(), when)
+
+    def lacks(self, slots: BlockIds) -> bool:
+        """Whether one of these slots had its memory before the pool was released, and not yet."""
+        return self._is_again and bool((slots >= self.num_ready).any())
 
     def used(self, slots: BlockIds) -> None:
         """A copy fills these slots; -1 stands for none."""
@@ -111,7 +115,7 @@ class PoolGrowth:
         state = self._engine.pool_state()
         num_ready = min(self._num_slots, state.ready_bytes // self._slot_bytes)
         before, self.num_ready = self.num_ready, num_ready
-        num_quarters = 4 * self.num_ready // self._num_slots
+        num_quarters = 4 * num_ready // self._num_slots
         self.waits = state.wanted_bytes <= state.ready_bytes and num_ready < self._num_slots
         if self.waits:
             self._is_short = False
@@ -139,7 +143,7 @@ class PoolGrowth:
     def _end_short(self, why: str) -> None:
         why = why or "the pool stopped growing and did not say why"
         shortage = f"only {self._progress()} of DRAM could be had: {why}"
-        if self.num_ready == 0 and not self.is_again:
+        if self.num_ready == 0 and not self._is_again:
             self.why_no_tier = f"{shortage}. Not one block fits, so nothing is offloaded"
         else:
             self._is_short = True

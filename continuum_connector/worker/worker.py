@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from continuum_connector.config import FIRST_BYTES, ContinuumConfig
@@ -53,14 +54,6 @@ Polled = tuple[set[str], set[str]]
 _CLOSE_S = 2.0  # for the copies that the driver already has: one window, which takes milliseconds
 
 
-@dataclass
-class _Waiting:
-    """A request with loads that have not settled, and the blocks of those that failed."""
-
-    num_loads: int = 0
-    bad_blocks: set[int] = field(default_factory=set)
-
-
 class Loads:
     """Which requests wait for loads of one rank, until vLLM has been told of each, once. A request
     that is reported twice kills vLLM, so its last load reports it."""
@@ -68,29 +61,28 @@ class Loads:
     def __init__(self) -> None:
         self.finished: set[str] = set()  # not yet told
         self.bad_blocks: set[int] = set()  # without loaded data, not yet told
-        self._waiting: dict[str, _Waiting] = {}
         self._failed: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self._waiting: Counter[str] = Counter()  # loads of each request that have not settled
+        self._bad_blocks_of: dict[str, set[int]] = {}  # ... and blocks of those that failed
 
     def begin(self, order: LoadOrder) -> None:
         """Its request waits for one more load."""
-        self._waiting.setdefault(order.request_id, _Waiting()).num_loads += 1
+        self._waiting[order.request_id] += 1
 
     def settle(self, order: LoadOrder, outcome: TransferOutcome) -> None:
         """A load has ended."""
-        waiting = self._waiting[order.request_id]
-        waiting.num_loads -= 1
+        request_id = order.request_id
+        bad = self._bad_blocks_of.setdefault(request_id, set())
         if outcome.num_failed:
-            waiting.bad_blocks.update(order.blocks.tolist())
-        if waiting.num_loads:
+            bad.update(order.blocks.tolist())
+        self._waiting[request_id] -= 1
+        if self._waiting[request_id]:
             return
-        del self._waiting[order.request_id]
-        self.finished.add(order.request_id)
-        if waiting.bad_blocks:
-            self._failed.add(order.request_id)
-            self.bad_blocks |= waiting.bad_blocks
+        del self._waiting[request_id], self._bad_blocks_of[request_id]
+        self.finished.add(request_id)
+        if bad:
+            self._failed.add(request_id)
+            self.bad_blocks |= bad
 
     def take(self) -> Polled:
         """The requests whose loads have settled since the last call, and which of them failed."""
@@ -129,7 +121,7 @@ class ContinuumWorker:
         self._growth: PoolGrowth | None = None  # while the pool grows
         self._sleep = Sleep(config.sleep_dram == "release", clock)
         self._disk: WorkerDisk | None = None
-        self._plan: StepPlan | None = None  # the newest
+        self._plan = StepPlan()  # the newest
         self.due: StepPlan | None = None  # the plan whose stores and writes are due
         self._begins: StepPlan | None = None  # the one whose cancels, reset, loads, reads are due
         self._in_flight: dict[int, Order] = {}
@@ -168,7 +160,8 @@ class ContinuumWorker:
             if disk is not None and not self._is_given_up:
                 self._disk = disk
                 disk.start(self._engine, layout)
-        self._join_closing()
+        if self._closing is not None:
+            self._closing.join()
 
     def disable(self, sentence: str) -> None:
         """Run without a DRAM tier from here on, and say why, once. New orders fail as "no_tier".
@@ -208,8 +201,7 @@ class ContinuumWorker:
         self.submit_stores()  # what is queued ends here
         if self._engine is None:
             return
-        for transfer_id in self._in_flight:
-            self._cancel(transfer_id)
+        self._cancel(self._in_flight)
         left = self._sleep.wait(self._engine, self._in_flight)
         self._settle_completed()
         if any(isinstance(self._in_flight.get(tag), LoadOrder | StoreOrder) for tag in left):
@@ -245,12 +237,12 @@ class ContinuumWorker:
         self._why_no_engine = "closed"
         self._growth = None
         if self._engine is not None:
-            for transfer_id in self._in_flight:
-                self._cancel(transfer_id)
+            self._cancel(self._in_flight)
             self._close(self._engine)
             self._settle_completed("closed")
             self._engine = None
-        self._join_closing()
+        if self._closing is not None:
+            self._closing.join()
         for order in self._in_flight.values():
             self._settle(order, failed_because("closed"))
         self._in_flight.clear()
@@ -312,11 +304,6 @@ class ContinuumWorker:
         except TransferError as error:
             logger.warning("the copy engine did not close: %s", error)
 
-    def _join_closing(self) -> None:
-        """BLOCK until the engine that is being closed on a thread is closed."""
-        if self._closing is not None:
-            self._closing.join()
-
     # --- a step ---------------------------------------------------------------------------------
     def begin(self, plan: StepPlan) -> None:
         """Take this step's plan, after submitting what is left of the one before."""
@@ -325,8 +312,7 @@ class ContinuumWorker:
         if self.due is not None:
             self.submit_stores()
         self._plan = plan
-        if plan.epoch > self._epoch:
-            self._epoch = plan.epoch
+        self._epoch = max(self._epoch, plan.epoch)
         if not plan.is_empty:
             self._begins = self.due = plan
 
@@ -339,8 +325,7 @@ class ContinuumWorker:
         plan, self._begins = self._begins, None
         if plan is None:
             return
-        for transfer_id in plan.cancels:
-            self._cancel(transfer_id)
+        self._cancel(plan.cancels)
         if plan.resets_disk and self._disk is not None:
             self._disk.reset(self._report)
         for load in plan.loads:
@@ -396,36 +381,27 @@ class ContinuumWorker:
         return report
 
     def _submit_all(self, *orders: Sequence[Order]) -> None:
-        for each in orders:
-            for order in each:
-                self._submit(order)
-
-    def _submit(self, order: Order) -> None:
-        """Give one order to the engine or the disk. An order that cannot be given, or has nothing
-        to copy, settles here; nothing is raised."""
-        if reason := self._why_not(order) or self._give(order):
-            self._settle(order, failed_because(reason))
-        elif len(order.slots):
-            self._in_flight[order.transfer_id] = order
-        else:
-            self._settle(order, TransferOutcome(num_done=1))
+        """Give orders to the engine or the disk. An order that cannot be given, or has nothing to
+        copy, settles here; nothing is raised."""
+        for order in chain(*orders):
+            if reason := self._why_not(order) or self._give(order):
+                self._settle(order, failed_because(reason))
+            elif len(order.slots):
+                self._in_flight[order.transfer_id] = order
+            else:
+                self._settle(order, TransferOutcome(num_done=1))
 
     def _why_not(self, order: Order) -> str:
         """One word for why an order is not given to anyone, or ""."""
         if self._engine is None or self._is_given_up:
             return self._why_no_engine
-        # It timed out before it left: after a long time without a step, one plan has both.
-        is_cancelled = self._plan is not None and order.transfer_id in self._plan.cancels
-        return self._why_past(order) or ("cancelled" if is_cancelled else "")
-
-    def _why_past(self, order: Order) -> str:
-        """One word for why an order came too late to be begun, or ""."""
-        is_stale = self._plan is not None and self._plan.epoch <= self._stale_epoch
-        if is_stale or self._sleep.is_lost(order):
+        if self._plan.epoch <= self._stale_epoch or self._sleep.is_lost(order):
             return "stale"
         growth = self._growth
-        is_gone = growth is not None and growth.is_again and order.slots.max() >= growth.num_ready
-        return "asleep" if self._sleep.is_on or is_gone else ""
+        if self._sleep.is_on or (growth is not None and growth.lacks(order.slots)):
+            return "asleep"
+        # It timed out before it left: after a long time without a step, one plan has both.
+        return "cancelled" if order.transfer_id in self._plan.cancels else ""
 
     def _give(self, order: Order) -> str:
         """Give one order to the engine or the disk; one word for why it was refused, or ""."""
@@ -446,14 +422,14 @@ class ContinuumWorker:
             return "driver" if self._health.has_ended else "refused"
         return ""
 
-    def _cancel(self, transfer_id: int) -> None:
-        """Ask to end a transfer in flight; its completion says whether that came in time."""
-        if self._engine is None or transfer_id not in self._in_flight:
-            return
-        try:
-            self._engine.cancel(transfer_id)
-        except TransferError as error:
-            logger.debug("transfer %d was not cancelled: %s", transfer_id, error)
+    def _cancel(self, transfers: Iterable[int]) -> None:
+        """Ask to end those in flight; each one's completion says whether that came in time."""
+        for transfer_id in transfers:
+            if self._engine is not None and transfer_id in self._in_flight:
+                try:
+                    self._engine.cancel(transfer_id)
+                except TransferError as error:
+                    logger.debug("transfer %d was not cancelled: %s", transfer_id, error)
 
     def _settle_completed(self, reason: str = "") -> None:
         """Settle what the engine has completed; `reason`, if given, is why a transfer failed."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import BlockIds, OnDisk
+from continuum_connector.messages import BlockIds, OnDisk, ReadOrder, WriteOrder
 from continuum_connector.worker.abi import (
     CORRUPT,
     EIO,
@@ -51,12 +51,12 @@ class Disk:
 
     def write(self, slots: BlockIds, disk_slot: int, number: int, depth: int = 0) -> Completion:
         self._tag += 1
-        self.file.write(slots, ids(disk_slot), [key_of(number)], [depth], self._tag)
+        self.file.submit(WriteOrder(self._tag, slots, ids(disk_slot), (key_of(number),), (depth,)))
         return self.finish(self._tag)
 
     def read(self, slots: BlockIds, disk_slot: int, number: int) -> Completion:
         self._tag += 1
-        self.file.read(slots, ids(disk_slot), [key_of(number)], self._tag)
+        self.file.submit(ReadOrder(self._tag, slots, ids(disk_slot), (key_of(number),)))
         return self.finish(self._tag)
 
     def found(self) -> list[OnDisk]:
@@ -110,8 +110,8 @@ def test_a_read_that_fails_says_which_slots_it_has_read(rig: Rig, path: Path) ->
     disk = Disk(rig, path, replace(TUNING, num_threads=1))
     rig.finish(Direction.STORE, ids(0, 1, 2, 3), ids(0, 1, 2, 3), 1)
     assert disk.write(ids(0, 1), 5, 1).disk_errors == disk.write(ids(2, 3), 6, 2).disk_errors == ()
-    keys = [key_of(each) for each in (1, 77, 2)]
-    disk.file.read(ids(10, 11, 12, 13, 14, 15), ids(5, 4, 6), keys, 1)
+    keys = tuple(key_of(each) for each in (1, 77, 2))
+    disk.file.submit(ReadOrder(1, ids(10, 11, 12, 13, 14, 15), ids(5, 4, 6), keys))
     ended = disk.finish(1)
     assert (ended.status, ended.error) == (Status.FAILED, MISSING)
     assert ended.disk_errors == (0, MISSING, UNTRIED)
@@ -221,7 +221,7 @@ def test_what_comes_after_the_close_fails_as_closed(disk: Disk) -> None:
 def test_a_hung_disk_shows_its_age_and_close_leaves_it_until_it_answers(disk: Disk) -> None:
     engine = disk.rig.engine
     sim.stop_disk(engine, "write")
-    disk.file.write(ids(0, 1), ids(0), [key_of(1)], [0], 5)
+    disk.file.submit(WriteOrder(5, ids(0, 1), ids(0), (key_of(1),), (0,)))
     while disk.file.state().oldest_op_s == 0:
         pass
     assert not disk.file.close(0.001)
@@ -240,8 +240,8 @@ def test_a_file_whose_engine_is_closed_says_so_and_is_not_touched(disk: Disk) ->
     assert disk.file.close(0.0)
     for call in (
         disk.file.reset,
-        lambda: disk.file.read(ids(0, 1), ids(0), [key_of(1)], 1),
-        lambda: disk.file.write(ids(0, 1), ids(0), [key_of(1)], [0], 1),
+        lambda: disk.file.submit(ReadOrder(1, ids(0, 1), ids(0), (key_of(1),))),
+        lambda: disk.file.submit(WriteOrder(1, ids(0, 1), ids(0), (key_of(1),), (0,))),
     ):
         with pytest.raises(TransferError, match="is closed"):
             call()
@@ -291,13 +291,13 @@ def test_slots_that_are_not_whole_pages_are_refused_and_padded_ones_serve(path: 
 def test_arrays_that_do_not_go_together_are_refused(disk: Disk) -> None:
     key = key_of(1)
     with pytest.raises(TransferError, match="do not go with"):
-        disk.file.read(ids(0), ids(0), [key], 1)
+        disk.file.submit(ReadOrder(1, ids(0), ids(0), (key,)))
     with pytest.raises(TransferError, match="differ in length"):
-        disk.file.read(ids(0, 1, 2, 3), ids(0, 1), [key, key[:4]], 1)
+        disk.file.submit(ReadOrder(1, ids(0, 1, 2, 3), ids(0, 1), (key, key[:4])))
     with pytest.raises(TransferError, match="disk slot 8 is not in 0"):
-        disk.file.read(ids(0, 1), ids(8), [key], 1)
+        disk.file.submit(ReadOrder(1, ids(0, 1), ids(8), (key,)))
     with pytest.raises(TransferError, match="slot -1 is not in 0"):
-        disk.file.write(ids(0, -1), ids(0), [key], [0], 1)
+        disk.file.submit(WriteOrder(1, ids(0, -1), ids(0), (key,), (0,)))
     with pytest.raises(TransferError, match="depths"):
-        disk.file.write(ids(0, 1), ids(0), [key], [], 1)
+        disk.file.submit(WriteOrder(1, ids(0, 1), ids(0), (key,), ()))
     assert disk.rig.engine.poll() == [], "nothing was queued"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from continuum_connector.errors import TransferError
-from continuum_connector.messages import BlockIds, OnDisk
+from continuum_connector.messages import OnDisk, ReadOrder, WriteOrder
 from continuum_connector.worker.abi import Completion, DiskState, DiskTuning, Status
 from tests.fakes import BLOCK_BYTES, FakeCopyEngine
 
@@ -39,34 +38,21 @@ class FakeDiskFile:
     refuses: bool = False
     done: list[Completion] = field(default_factory=list)
 
-    def write(
-        self,
-        slots: BlockIds,
-        disk_slots: BlockIds,
-        keys: Sequence[bytes],
-        depths: Sequence[int],
-        tag: int,
-    ) -> None:
-        assert len(depths) == len(disk_slots)
-        assert min(slots) >= 0
-        self._begin("write", slots, disk_slots, keys, tag)
-
-    def read(self, slots: BlockIds, disk_slots: BlockIds, keys: Sequence[bytes], tag: int) -> None:
-        self._begin("read", slots, disk_slots, keys, tag)
-
-    def _begin(
-        self, kind: str, slots: BlockIds, disk_slots: BlockIds, keys: Sequence[bytes], tag: int
-    ) -> None:
+    def submit(self, order: WriteOrder | ReadOrder) -> None:
+        slots, disk_slots, tag = order.slots, order.disk_slots, order.transfer_id
         assert not self.closed
         if self.refuses:
             raise TransferError("disk slot 9 is not in 0..8")
+        if isinstance(order, WriteOrder):
+            assert len(order.depths) == len(disk_slots)
+            assert min(slots) >= 0
         assert str(slots.dtype) == str(disk_slots.dtype) == "int32"
         assert len(slots) == len(disk_slots) * self.tuning.slot_blocks > 0
-        assert len(keys) == len(disk_slots)
+        assert len(order.keys) == len(disk_slots)
         assert max(disk_slots) < self.tuning.num_slots
         assert tag not in self.in_flight
         self.in_flight.add(tag)
-        self.log.append((kind, tag))
+        self.log.append(("write" if isinstance(order, WriteOrder) else "read", tag))
 
     def settle(self, tag: int, error: int = 0, disk_errors: tuple[int, ...] = ()) -> None:
         self.in_flight.remove(tag)

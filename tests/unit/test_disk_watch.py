@@ -12,7 +12,7 @@ import pytest
 
 from continuum_connector.messages import DiskSpent
 from continuum_connector.worker import disk as module
-from continuum_connector.worker.disk import DiskWatch, SpentFile
+from continuum_connector.worker.disk import DiskWatch
 from tests.fakes import FakeClock
 
 
@@ -30,26 +30,29 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskWatch:
     folder.mkdir()
     (folder / "rank.slab").touch()
     monkeypatch.setattr(module.threading.Thread, "start", lambda _self: None)
-    watch = DiskWatch(folder / "rank.slab", SpentFile(folder / "rank.spent", FakeClock()))
+    watch = DiskWatch(folder / "rank.slab", FakeClock())
     watch.start()
     return watch
 
 
 def test_what_was_spent_is_read_with_its_age(tmp_path: Path) -> None:
     clock = FakeClock()
-    file = SpentFile(tmp_path / "rank.spent", clock)
-    assert file.read() is None
+    file = DiskWatch(tmp_path / "rank.slab", clock)
+    assert file.spent_before() is None
     for num_bytes in (10**15, 7):  # the shorter leaves nothing of the longer
-        file.write(num_bytes)
+        file.spent(num_bytes)
+        file.look()
         clock.advance(60.0)
-        assert file.read() == DiskSpent(num_bytes, 60.0)
+        assert file.spent_before() == DiskSpent(num_bytes, 60.0)
     assert (tmp_path / "rank.spent").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_clock_that_was_put_back_brings_no_budget(tmp_path: Path) -> None:
-    SpentFile(tmp_path / "rank.spent", FakeClock(5000.0)).write(7)
-    file = SpentFile(tmp_path / "rank.spent", FakeClock(1000.0))
-    assert file.read() == DiskSpent(7, 0.0)
+    before = DiskWatch(tmp_path / "rank.slab", FakeClock(5000.0))
+    before.spent(7)
+    before.look()
+    file = DiskWatch(tmp_path / "rank.slab", FakeClock(1000.0))
+    assert file.spent_before() == DiskSpent(7, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -64,11 +67,11 @@ def test_a_clock_that_was_put_back_brings_no_budget(tmp_path: Path) -> None:
 def test_what_we_did_not_write_is_nothing(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "rank.spent"
     path.write_bytes(content)
-    assert SpentFile(path, FakeClock()).read() is None
+    assert DiskWatch(path.with_suffix(".slab"), FakeClock()).spent_before() is None
     path.unlink()
     path.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").write_text('{"spent_bytes": 7, "at": 1}')
-    assert SpentFile(path, FakeClock()).read() is None
+    assert DiskWatch(path.with_suffix(".slab"), FakeClock()).spent_before() is None
 
 
 def test_what_is_said_is_on_the_disk_after_the_next_look(watch: DiskWatch, tmp_path: Path) -> None:
@@ -88,10 +91,10 @@ def test_what_is_said_is_on_the_disk_after_the_next_look(watch: DiskWatch, tmp_p
 def test_a_disk_that_does_not_take_it_is_told_once(
     watch: DiskWatch, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_self: SpentFile, _num_bytes: int) -> None:
+    def refuse(_self: DiskWatch, _num_bytes: int) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(SpentFile, "write", refuse)
+    monkeypatch.setattr(DiskWatch, "_write", refuse)
     for _ in range(3):
         watch.spent(5)
         watch.look()

@@ -16,7 +16,7 @@ import pytest
 
 from continuum_connector.errors import TransferError
 from continuum_connector.vllm import facts as module
-from continuum_connector.vllm.facts import MEMORY, Checkpoint, Reader, prover
+from continuum_connector.vllm.facts import MEMORY, Checkpoint, Reader, UnprovenError, prover
 from continuum_connector.worker.abi import Region
 from continuum_connector.worker.disk import Namespace
 from continuum_connector.worker.layout import Layout
@@ -50,12 +50,17 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def name(
     beside: Path,
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint | UnprovenError,
     facts: dict[str, Any] = FACTS,
     layout: Layout = LAYOUT,
     is_over: Callable[[], bool] = lambda: False,
 ) -> Namespace:
-    return prover(lambda: facts, lambda: checkpoint, str(beside))(layout, is_over)
+    def ask() -> Checkpoint:
+        if isinstance(checkpoint, UnprovenError):
+            raise checkpoint
+        return checkpoint
+
+    return prover(lambda: facts, ask, str(beside))(layout, is_over)
 
 
 def test_the_same_model_has_the_same_name_wherever_it_lies(model: Path, beside: Path) -> None:
@@ -267,8 +272,8 @@ def test_what_is_not_loaded_is_not_read(
 def test_where_nothing_proves_the_weights_each_start_has_a_name_of_its_own_and_the_log_says_why(
     tmp_path: Path, beside: Path, told: list[str], case: str
 ) -> None:
-    read_from = {
-        "said": Checkpoint(why="load_format dummy leaves no file"),
+    read_from: Checkpoint | UnprovenError = {
+        "said": UnprovenError("load_format dummy leaves no file"),
         "no weights": Checkpoint(str(beside), SINCE),
         "no folder": Checkpoint(str(tmp_path / "nowhere"), SINCE),
     }[case]

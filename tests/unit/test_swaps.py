@@ -22,7 +22,7 @@ WALKS = {"_getframe", "currentframe", "stack", "callers"}
 CHECKS_OWN = ("vllm/planned.py", "vllm/pretend.py")
 
 LEFT = {
-    "vllm/attach.py _step_out engine_args.kv_transfer_config": "a vLLM that cannot build our class",
+    "vllm/attach.py _check_args engine_args.kv_transfer_config": "a vLLM that cannot build us",
     "vllm/attach.py install engine_args_class.create_engine_config": 7,
     "vllm/attach.py prepare config.get_scheduler_cls": 7,
     "vllm/attach.py scheduler_cls config.scheduler_cls": "for one call, then as the user named it",

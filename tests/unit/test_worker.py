@@ -607,7 +607,7 @@ def test_exactly_once_in_every_order_of_hooks(steps, gives_up, last):
     run.rig.engine.settle_all()
     run.rig.tell()
     run.check()
-    assert (run.rig.worker._in_flight, len(run.rig.worker._loads)) == ({}, 0)
+    assert (run.rig.worker._in_flight, len(run.rig.worker._loads._waiting)) == ({}, 0)
 
 
 # Cost.

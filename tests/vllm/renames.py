@@ -119,7 +119,7 @@ def _row(touch: Touch) -> str:
 def _not_loaded(touch: Touch) -> str:
     named = SimpleNamespace(kv_transfer_config=SimpleNamespace(kv_connector="ContinuumConnector"))
     with _heard() as said:
-        attach._step_out(named)
+        attach._check_args(named)
     is_told = len(said.lines) == 1 and touch.any_of[0] in said.lines[0]
     return STOCK if is_told and named.kv_transfer_config is None else f"silent: {said.lines}"
 

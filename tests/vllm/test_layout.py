@@ -354,7 +354,7 @@ def test_what_a_disk_holds_in_another_order_of_the_same_runs_is_another_models(
     vllm_config: VllmConfig, same_runs: tuple[str, ...]
 ) -> None:
     specs = {f"layers.{i}": FULL for i in range(3)}
-    name = prover(dict, lambda: Checkpoint(why="there are none"), "")
+    name = prover(dict, lambda: Checkpoint("nowhere", 0.0), "")
 
     def named(layout: str) -> bytes:
         found = read_layout(*build(vllm_config, layout, specs))

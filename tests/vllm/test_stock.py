@@ -11,7 +11,7 @@ import pytest
 
 from continuum_connector.observe.account import KEPT
 from continuum_connector.policy.base import Free, Offload, Pin
-from continuum_connector.scheduler.stock import CautiousStock, StockCache
+from continuum_connector.scheduler.stock import StockCache
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 from tests.vllm.test_everything import Agents
@@ -30,7 +30,7 @@ class Beside:
     def __init__(self, engine: AgentEngine) -> None:
         self.found: list[tuple[str, int, int]] = []  # request, tokens in VRAM, tokens in the shadow
         self.num_resumed = 0
-        side, stock = engine.side, engine.side._stock._stock  # what the cautious one asks
+        side, stock = engine.side, engine.side._stock
         self.stock = stock
         match, admitted = side.match, stock.admitted
         looked_up: dict[str, int] = {}
@@ -89,8 +89,6 @@ def test_beside_stock_the_shadow_says_what_stock_found(
     assert sum(in_vram for _, in_vram, _ in beside.found) > 3000
     check(beside.stock)
     assert not beside.stock._uses
-    assert not beside.stock._growing
-    assert not beside.stock._ends
 
 
 @MODES
@@ -245,7 +243,7 @@ def test_after_a_switch_what_vram_has_is_stocks() -> None:
     """Nobody saw what happened meanwhile, and nothing of ours was kept."""
     engine = Told(Pin(60.0), 40)
     engine.side.switch(False, engine.clock())
-    assert len(engine.side._stock._stock) == 0
+    assert len(engine.side._stock) == 0
     engine.side.switch(True, engine.clock())
     engine.leave("a", 90, 1, Pin(60.0))
     engine.side._stock.clear()  # as a switch would; the pin stays
@@ -255,11 +253,12 @@ def test_after_a_switch_what_vram_has_is_stocks() -> None:
 # --- what only tells stops nobody -----------------------------------------------------
 def test_a_turn_that_leaves_while_it_loads_leaves_nothing_behind() -> None:
     """Its tables have no block yet that stock would have found."""
-    shadow = StockCache(20, 16, NoTables())
+    num_cached: dict[str, int] = {}
+    shadow = StockCache(20, 16, {}, num_cached)
     for name in ("a", "b"):
         ended = turn(name, 10)
         shadow.admitted(ended, 0)
-        shadow._tables.cached[name] = 10
+        num_cached[name] = 10
         shadow.finished(ended)
         assert len(shadow) == 10
         for number in range(3):
@@ -270,32 +269,15 @@ def test_a_turn_that_leaves_while_it_loads_leaves_nothing_behind() -> None:
 
 
 def test_a_mistake_of_the_shadow_costs_its_books_alone(caplog: pytest.LogCaptureFixture) -> None:
-    shadow = StockCache(20, 16, NoTables())
-    cautious = CautiousStock(shadow)
-    assert cautious.admitted(turn("a", 3), 0) == 0
-    assert cautious.admitted(SimpleNamespace(request_id="b"), 0) is None
+    shadow = StockCache(20, 16, {}, {})
+    assert shadow.admitted(turn("a", 3), 0) == 0
+    assert shadow.admitted(SimpleNamespace(request_id="b"), 0) is None
     assert (len(shadow._uses), len(shadow._by_first)) == (0, 0)
-    cautious.finished(turn("a", 3))
-    assert cautious.admitted(turn("c", 3), 0) == 0
+    shadow.finished(turn("a", 3))
+    assert shadow.admitted(turn("c", 3), 0) == 0
     assert "did not add up" in caplog.text
-    assert cautious.admitted(SimpleNamespace(request_id="d"), 0) is None
+    assert shadow.admitted(SimpleNamespace(request_id="d"), 0) is None
     assert caplog.text.count("did not add up") == 1
-
-
-class NoTables:
-    """Tables of turns whose blocks are yet to be loaded."""
-
-    def __init__(self) -> None:
-        self.cached: dict[str, int] = {}
-
-    def num_blocks(self) -> int:
-        return 0
-
-    def num_blocks_of(self, request_id: str) -> int:
-        return 0
-
-    def num_cached_of(self, request_id: str) -> int:
-        return self.cached.get(request_id, 0)
 
 
 def turn(name: str, num_blocks: int) -> Any:

@@ -341,7 +341,7 @@ def test_where_our_class_could_not_be_built_vllm_is_told_of_no_connector(
     theirs = SimpleNamespace(kv_connector="ExampleConnector")
     for transfer, kept in ((named, None), (theirs, theirs), (None, None)):
         args = SimpleNamespace(kv_transfer_config=transfer)
-        attach._step_out(args)
+        attach._check_args(args)
         assert args.kv_transfer_config is kept
     (said,) = sentences(caplog)
     assert f"{release()} has another interface of connectors (" in said

@@ -500,7 +500,7 @@ class ByRule:
             tickets = index.find(keys)
             if len(tickets) == len(keys):
                 self._tickets.put(request.request_id, tickets)
-                return hit
+                return int(hit)
         self._tickets.put(request.request_id, NO_TICKETS)
         return start
 
