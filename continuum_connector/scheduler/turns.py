@@ -403,12 +403,11 @@ class Turns:
 
     def run(self, turn: Turn) -> None:
         """The turn is admitted, for the first time or again."""
-        if turn.state is State.WAITING:
-            self._no_longer_waits(turn)
-        turn.state = State.RUNNING
+        self._move(turn, State.RUNNING)
 
     def preempt(self, turn: Turn) -> None:
-        turn.state = State.PREEMPTED
+        """The turn is put back. If it began while we were off, we hear of it only now."""
+        self._move(turn, State.PREEMPTED)
 
     def end(self, request_id: str) -> Turn | None:
         """Forget the turn and return it; None if it is not known."""
@@ -435,6 +434,11 @@ class Turns:
     def share_ahead(self, arrival: float) -> float:
         """The share of the waiting turns whose programs arrived before `arrival`."""
         return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0
+
+    def _move(self, turn: Turn, state: State) -> None:
+        if turn.state is State.WAITING:
+            self._no_longer_waits(turn)
+        turn.state = state
 
     def _no_longer_waits(self, turn: Turn) -> None:
         del self._arrivals[bisect_left(self._arrivals, turn.program_arrival)]

@@ -14,6 +14,7 @@ from bench.sim import versions
 from continuum_connector.connector import Mode
 from continuum_connector.scheduler.queue import ProgramQueue
 from continuum_connector.scheduler.tiers.traffic import Kind
+from continuum_connector.scheduler.turns import State
 from tests.vllm import tiering
 from tests.vllm.harness import Engine
 from tests.vllm.test_load_order import loading
@@ -52,6 +53,10 @@ def turn_switch(engine: Engine, path: Path, text: str) -> None:
 
 def is_off(engine: Engine) -> bool:
     return engine.connector.mode is Mode.OFF
+
+
+def states(engine: Engine) -> list[State]:
+    return [turn.state for turn in engine.connector.side.turns.all()]
 
 
 def neutral(engine: Engine) -> bool:
@@ -362,6 +367,26 @@ def test_who_ran_already_when_it_is_switched_on_comes_first_if_put_back(
     assert engine.requests["old1"].num_preemptions
     ended = list(engine.finish_reasons)
     assert ended.index("old1") < ended.index("new11")
+
+
+def test_who_is_put_back_in_the_step_that_switches_it_on_is_counted_once(path: Path) -> None:
+    engine = switched(
+        path,
+        groups="state",
+        num_slots=0,
+        num_blocks=30,
+        max_num_batched_tokens=128,
+        long_prefill_token_threshold=16,
+    )
+    turn_switch(engine, path, "off")
+    for number in range(5):
+        engine.add(f"old{number}", 100, 1, seed=number)
+    engine.step()
+    turn_switch(engine, path, "on")
+    engine.run_until_idle(until=lambda: State.PREEMPTED in states(engine))
+    assert not is_off(engine)
+    engine.run_until_idle()
+    tiering.check(engine)
 
 
 @MODES
