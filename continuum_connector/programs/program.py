@@ -113,6 +113,8 @@ class Program:
     kept: Kept = field(default_factory=Kept)  # of its last finished turn
     prompt_end: tuple[int, bytes] | None = None  # of its prompt's last block to hit: index, hash
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
+    # Whether a prompt differed before the end of the last one, since one had its answer, too.
+    departed: bool = False
     runs_blocks: bool | None = None  # the shell blocks that it is answered (Decider); None: unknown
     parent: str | None = None
     final: bool = False
@@ -170,7 +172,7 @@ class Program:
         """Whether a turn that continues what was left at `since` departs from it, or from others'
         prompts, before its end, and the next one may there, too: it ends in a message that is never
         kept, or asks another question of a text."""
-        if self.alters_answers:  # then they go on from where its prompts end
+        if self.alters_answers and not self.departed:  # they go on from where its prompts end
             return False
         kept = None if since is None else self.left.get(since)
         return kept is None or kept.continued(hashes) < TO_ITS_END
@@ -273,9 +275,11 @@ class Answers:
             return  # the answer did not fill a block
         index, answer = marks[-1]
         if len(hashes) <= prompt[0] or hashes[prompt[0]] != prompt[1]:
-            return  # the prompt already differs before the answer
+            program.departed = True  # it differs before the answer
+            return
         self._are_altered = len(hashes) <= index or hashes[index] != answer
         program.alters_answers = self._are_altered
+        program.departed &= self._are_altered
 
     def are_altered(self, program: Program) -> bool:
         """Whether we expect the next prompt to continue from the end of the last prompt."""

@@ -84,6 +84,30 @@ def test_who_departs_from_each_prompt_finds_where_it_departed(
     assert answers_as_without_a_tier(engine)
 
 
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ("state", [240, 288, 400, 448, 496]),
+        ("hybrid", [288, 336, 400, 448, 496]),
+    ],
+)
+def test_who_departs_within_a_block_from_each_prompt_finds_where_it_departed(
+    groups: str, expected: list[int]
+) -> None:
+    """Its requests end in a reminder that is shorter than a block. So some of its prompts look as
+    if it had only altered the answer."""
+    engine = engine_of(groups)
+    history, hits = prompt(200), []
+    for number in range(8):
+        tokens = [*history, *prompt(8, seed=50 + number)]
+        engine.run_turn(f"a{number}", tokens, program="p", max_tokens=20)
+        hits.append(sum(engine.cached[f"a{number}"]))
+        history += [*engine.outputs[f"a{number}"], *prompt(30, seed=70 + number)]
+        others_take_the_pool(engine, seed=90 + 10 * number)
+    assert hits[3:] == expected  # first it has to be known
+    assert answers_as_without_a_tier(engine)
+
+
 @MODES
 @KINDS
 def test_what_a_long_answer_passes_is_not_taken_while_it_runs(
