@@ -59,24 +59,14 @@ def find_model(url: str, api_key: str, wanted: str) -> str:
     """The name of the model that was asked for, or of the only one that is served."""
     server = Server(url, api_key, timeout_s=60.0)
     status, content = server.get("/v1/models")
-    try:
-        answer = json.loads(content)
-    except (ValueError, RecursionError):
-        answer = None
     if status == 401:
         raise ToldError(f"{server.url} wants a key; give it with --api-key or VLLM_API_KEY")
-    if status != 200 or answer is None:
-        said = answer.get("error", answer) if isinstance(answer, dict) else None
-        message = said.get("message") if isinstance(said, dict) else None
-        why = f"GET /v1/models: HTTP {status}{f', {message}' if message else ''}"
-        raise ToldError(
-            f"{server.url} answers, but not as vLLM's OpenAI API does ({why}); "
-            "check host, port and path"
-        )
     try:
-        served = [str(each["id"]) for each in answer["data"]]
-    except (KeyError, TypeError):
-        raise ToldError(f"{url}/v1/models is no list of models; check the address") from None
+        served = [str(each["id"]) for each in json.loads(content)["data"]]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise ToldError(
+            f"{server.url}/v1/models is no list of models (HTTP {status}); check host and path"
+        ) from None
     if wanted and wanted not in served:
         raise ToldError(f"no model {wanted!r} is served here; there is: {', '.join(served)}")
     if not wanted and len(served) != 1:

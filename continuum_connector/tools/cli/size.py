@@ -20,8 +20,7 @@ from continuum_connector.errors import ToldError
 from continuum_connector.memory import parse_bytes
 from continuum_connector.memory import size as text_of
 from continuum_connector.tools.checks import model as models
-from continuum_connector.tools.checks.lines import several
-from continuum_connector.tools.checks.machine import VllmSeen, this_machine
+from continuum_connector.tools.checks.machine import VllmSeen, several, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
 from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
 
