@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,14 @@ def test_what_agents_are_and_see(given: tuple[str, ...], part: str, cure: str) -
     assert line.verdict is WARNING
     assert part in line.text
     assert line.cure.endswith(cure)
+
+
+def test_headers_that_nobody_reads_are_told() -> None:
+    extra = {"kv_connector_extra_config": {"id_headers": "X-Run-Id"}}
+    config = json.dumps({"kv_connector": "ContinuumConnector"} | extra)
+    words = ("Qwen/Qwen3-8B", AUTO, NAMED, "hermes", "--kv-transfer-config", config)
+    told = [lines(*words, *given)[-1].text for given in (SEEN, SEEN[:1])]
+    assert ["id_headers have no effect" in text for text in told] == [False, True]
 
 
 def test_without_vllm_no_name_is_called_wrong() -> None:

@@ -263,7 +263,9 @@ def agent_lines(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     yield _parser_line(plan, family_of(plan.model or vllm.model), vllm)
     lacks = []
     if MIDDLEWARE not in plan.middleware:
-        lacks.append((f"--middleware {MIDDLEWARE}", "agents are known by their prompts only"))
+        what = "agents are known by their prompts only"
+        what += ", and id_headers have no effect" if plan.config.id_headers else ""
+        lacks.append((f"--middleware {MIDDLEWARE}", what))
     if not plan.enable_prompt_tokens_details:
         lacks.append(("--enable-prompt-tokens-details", "clients report 0 cached tokens"))
     if lacks:
