@@ -28,7 +28,7 @@ import logging
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 WRONG = (
@@ -58,25 +58,26 @@ class AgainstStock:
 
 class _Stretch:
     """Consecutive blocks of a chain. `refs`: how many running turns use it; 0: it is in the queue.
-    A second copy of blocks that have their place elsewhere has no `hashes`; it only takes room."""
+    `owner`: the request that computes it. A second copy of blocks that have their place elsewhere
+    has no `hashes`; it only takes room."""
 
-    __slots__ = ("hashes", "refs", "size")
+    __slots__ = ("hashes", "owner", "refs", "size")
 
-    def __init__(self, hashes: list[bytes], size: int, refs: int = 0) -> None:
-        self.hashes, self.size, self.refs = hashes, size, refs
+    def __init__(self, hashes: list[bytes], size: int, refs: int = 0, owner: str = "") -> None:
+        self.hashes, self.size, self.refs, self.owner = hashes, size, refs, owner
 
 
 @dataclass
 class _Use:
-    """What a running turn has of `request`'s chain. The first `num_named` blocks can be found by
-    their hashes; of `copies`, from one place to another, those of another turn are found. `last`:
-    the stretch that it grows. `num_to_compute`: its full blocks when it was admitted."""
+    """What a running turn has of `request`'s chain: its first `hit` blocks found, from there to
+    `there` computed again beside a copy that exists, from there to `end` its own. `num_cached`:
+    when last looked at."""
 
     request: Any
-    num_named: int
-    num_to_compute: int
-    last: _Stretch | None = None
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    hit: int
+    there: int
+    end: int
+    num_cached: int = 0
 
 
 class UnknownStock:
@@ -135,6 +136,8 @@ class StockCache(UnknownStock):
         self._by_first: dict[bytes, _Stretch] = {}
         self._queue: OrderedDict[_Stretch, None] = OrderedDict()
         self._uses: dict[str, _Use] = {}
+        self._growing: dict[str, _Use] = {}  # those whose prompts are not all computed
+        self._ends: dict[bytes, str] = {}  # the last block of each -> the turn
         self.clear()
 
     def __len__(self) -> int:
@@ -143,7 +146,7 @@ class StockCache(UnknownStock):
 
     def clear(self) -> None:
         """The prefix cache is emptied, or nobody saw what happened to it for a while."""
-        for part in (self._by_first, self._queue, self._uses):
+        for part in (self._by_first, self._queue, self._uses, self._growing, self._ends):
             part.clear()
         self._num_queued = 0
         self._num_shared = 0  # by how much the tables together exceed the blocks in them
@@ -157,44 +160,59 @@ class StockCache(UnknownStock):
         `num_vram_tokens`: what it found in VRAM. As long as stock would have displaced nothing
         since the last `clear`, it has these, too.
         """
-        hashes = request.block_hashes
-        self._catch_up(but=request.request_id)
-        found, num_found = self._walk(hashes, 0, len(hashes))
+        request_id, hashes = request.request_id, request.block_hashes
+        self._make_fit(but=request_id)
+        found, there = self._walk(hashes, 0, len(hashes))
+        if 0 < there < len(hashes) and self._extend(hashes[there - 1]):
+            found, there = self._walk(hashes, 0, len(hashes))
         is_blind = request.skip_reading_prefix_cache  # as with prompt_logprobs
         most = 0 if is_blind else (request.num_tokens - 1) // self._block_size
-        hit = max(0, min(num_found, most) - self._num_dropped)
+        hit = max(0, min(self._num_readable(found), most) - self._num_dropped)
         for start, stretch, num in found:
             if start >= hit:
                 break
             self._use(self._cut(stretch, min(num, hit - start)))
-        self._uses[request.request_id] = _Use(request, hit, len(hashes))
+        use = self._uses[request_id] = _Use(request, hit, there, len(hashes))
+        if there < use.end:
+            self._add(_Stretch(hashes[there:], use.end - there, 1, request_id))
+            self._growing[request_id] = use
+        if hashes:
+            self._ends[hashes[-1]] = request_id
         num_tokens = hit * self._block_size
         return num_tokens if self._has_displaced else max(num_tokens, num_vram_tokens)
 
     @_cautious
     def look(self) -> None:
         """A running turn finds no block, and one may be preempted."""
-        self._catch_up()
+        self._make_fit()
+        for request_id, use in list(self._growing.items()):
+            if not self._tables.get(request_id):
+                continue  # preempted meanwhile
+            use.num_cached = self._num_cached.get(request_id, 0)
+            if use.num_cached >= use.end:
+                del self._growing[request_id]
 
     @_cautious
     def preempted(self, request_id: str) -> None:
         """The turn has lost its blocks; all but its last token had been computed, unless its prompt
         was under way."""
         use = self._uses.get(request_id)
-        if use is not None and use.num_named >= use.num_to_compute:
-            self._name(use, (use.request.num_tokens - 1) // self._block_size)
-        self._end(request_id)
+        if use is not None:
+            num_cached = use.num_cached
+            if request_id not in self._growing:
+                num_cached = max(num_cached, (use.request.num_tokens - 1) // self._block_size)
+            self._end(request_id, num_cached)
 
     @_cautious
     def finished(self, request: Any) -> None:
         """The turn is over, and is about to give its blocks back."""
-        self._catch_up()
-        self._end(request.request_id)
+        self._make_fit()
+        request_id = request.request_id
+        self._end(request_id, self._num_cached.get(request_id, 0))
 
     # --- parts ------------------------------------------------------------------------
-    def _catch_up(self, but: str = "") -> None:
-        """Displace what does not fit beside the blocks in the tables, `but` for that turn's, and
-        name what running turns have computed since."""
+    def _make_fit(self, but: str = "") -> None:
+        """Displace what does not fit beside the blocks in the tables, `but` for that turn's."""
         num_in_tables = sum(map(len, self._tables.values())) - len(self._tables.get(but, ()))
         num = self._num_queued - (self._num_blocks - (num_in_tables - self._num_shared))
         while num > 0 and self._queue:
@@ -209,30 +227,6 @@ class StockCache(UnknownStock):
             stretch.size -= size
             self._num_queued -= size
             num -= size
-        for request_id, use in self._uses.items():
-            num_cached = self._num_cached.get(request_id, 0)
-            if num_cached > use.num_named:
-                self._name(use, num_cached)
-
-    def _name(self, use: _Use, num_cached: int) -> None:
-        """The first `num_cached` blocks of a running turn have their hashes by now."""
-        hashes, start = use.request.block_hashes, use.num_named
-        end = use.num_named = max(start, min(num_cached, len(hashes)))
-        copies = use.copies
-        begin = copies.pop()[0] if copies and copies[-1][1] == start else start
-        _, there = self._walk(hashes, begin, end)
-        there = max(there, start)
-        if begin < there:  # others have these already
-            copies.append((begin, there))
-            use.last = None
-        if there == end:
-            return
-        if use.last is not None and use.last.refs == 1:
-            use.last.hashes += hashes[there:end]
-            use.last.size += end - there
-        else:
-            use.last = _Stretch(hashes[there:end], end - there, 1)
-            self._add(use.last)
 
     def _walk(
         self, hashes: Sequence[bytes], start: int, end: int
@@ -246,11 +240,38 @@ class StockCache(UnknownStock):
             start += num
         return found, start
 
+    def _extend(self, last: bytes) -> bool:
+        """Add what the running turn whose last block this is has computed since. Whether there was
+        any: usually nobody looks for it before the turn has ended."""
+        request_id = self._ends.get(last, "")
+        use = self._uses.get(request_id)
+        if use is None:
+            return False
+        hashes, begin = use.request.block_hashes, use.end
+        end = min(self._num_cached.get(request_id, 0), len(hashes))
+        if end <= begin or hashes[begin] in self._by_first:
+            return False
+        use.end = end
+        self._add(_Stretch(hashes[begin:end], end - begin, 1, request_id))
+        self._ends[hashes[end - 1]] = self._ends.pop(last)
+        return True
+
+    def _num_readable(self, found: Sequence[tuple[int, _Stretch, int]]) -> int:
+        """How many blocks a lookup finds: those that a running turn has still to compute end it."""
+        end = 0
+        for start, stretch, num in found:
+            end = start + num
+            if stretch.owner in self._growing:
+                num_cached = self._num_cached.get(stretch.owner, 0)
+                if num_cached < end:
+                    return max(start, num_cached)
+        return end
+
     def _cut(self, stretch: _Stretch, size: int) -> _Stretch:
         """Return its first `size` blocks as a stretch of their own; the rest keeps its place."""
         if size == stretch.size:
             return stretch
-        head = _Stretch(stretch.hashes[:size], size, stretch.refs)
+        head = _Stretch(stretch.hashes[:size], size, stretch.refs, stretch.owner)
         self._by_first[stretch.hashes[0]] = head
         del stretch.hashes[:size]
         stretch.size -= size
@@ -281,17 +302,25 @@ class StockCache(UnknownStock):
         if stretch.hashes and self._by_first.get(stretch.hashes[0]) is stretch:
             del self._by_first[stretch.hashes[0]]
 
-    def _end(self, request_id: str) -> None:
+    def _end(self, request_id: str, num_cached: int) -> None:
         """The turn's blocks that have a hash go to the end of the queue, tail first. Those that
         other turns use stay; what it has a second copy of keeps the newer place."""
         use = self._uses.pop(request_id, None)
+        self._growing.pop(request_id, None)
         if use is None:
             return
-        hashes = use.request.block_hashes[: use.num_named]
+        hashes = use.request.block_hashes
+        if use.end and self._ends.get(hashes[use.end - 1]) == request_id:
+            del self._ends[hashes[use.end - 1]]
+        # What it found in stock is its own there, whatever our server had of it when it ended.
+        num_cached = min(max(num_cached, use.hit), len(hashes))
+        if num_cached < use.end:
+            self._drop(hashes, max(use.there, num_cached), use.end)
         left: list[_Stretch] = []
         begin = place = 0  # all from `begin` to `place` goes to the queue as one stretch
-        sections = [each for a, b in use.copies for each in ((a, True), (b, False))]
-        for end, is_its_own in (*sections, (len(hashes), True)):
+        sections = ((use.hit, True), (use.there, False), (use.end, True), (num_cached, False))
+        for section, is_its_own in sections:
+            end = min(section, num_cached)
             while place < end:
                 stretch = self._by_first.get(hashes[place])
                 if stretch is None:
@@ -305,7 +334,7 @@ class StockCache(UnknownStock):
                     if not is_its_own:
                         left.append(_Stretch([], num))
                 place += num
-        self._gather(left, hashes[begin:])
+        self._gather(left, hashes[begin:num_cached])
         for stretch in reversed(left):
             self._queue[stretch] = None
             self._num_queued += stretch.size
@@ -338,6 +367,19 @@ class StockCache(UnknownStock):
             stretch = _Stretch(hashes, len(hashes))
             self._add(stretch)
             left.append(stretch)
+
+    def _drop(self, hashes: Sequence[bytes], start: int, end: int) -> None:
+        """Forget what a turn that ends early was to compute from `start` to `end`."""
+        found, _ = self._walk(hashes, 0, end)
+        for place, stretch, num in found:
+            if place + num <= start:
+                continue
+            if place < start:
+                self._cut(stretch, start - place)
+            if stretch.refs > 1:  # others use it
+                self._leave(stretch)
+            else:
+                self._remove(stretch)
 
 
 def _num_same(stretch: _Stretch, hashes: Sequence[bytes], start: int, end: int) -> int:

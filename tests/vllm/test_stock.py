@@ -89,6 +89,8 @@ def test_beside_stock_the_shadow_says_what_stock_found(
     assert sum(in_vram for _, in_vram, _ in beside.found) > 3000
     check(beside.stock)
     assert not beside.stock._uses
+    assert not beside.stock._growing
+    assert not beside.stock._ends
 
 
 @MODES
