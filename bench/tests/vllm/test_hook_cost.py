@@ -55,23 +55,24 @@ def test_a_step_that_only_decodes_costs_ours_a_few_calls() -> None:
 TURNS = {"running": 8, "programs": 20, "steps": 16, "warmup": 4}
 
 
-def result_of(name: str, context: int) -> dict[str, Any]:
-    arm = Measured(name, argparse.Namespace(context=context, **TURNS))
+def result_of(name: str, context: int, **more: int) -> dict[str, Any]:
+    arm = Measured(name, argparse.Namespace(context=context, **TURNS | more))
     arm.step(TURNS["steps"])
     return arm.result()
 
 
-def codes_of(name: str, context: int) -> dict[str, float]:
-    result = result_of(name, context)
+def codes_of(name: str, context: int, **more: int) -> dict[str, float]:
+    result = result_of(name, context, **more)
     return {part: counts["our_codes"] for part, counts in result["counts"].items()}
 
 
 @pytest.mark.parametrize("policy", ["fixed_ttl", "adaptive"])
-def test_no_bytecode_of_ours_runs_per_block_of_a_turn_that_goes_on(policy: str) -> None:
+def test_no_bytecode_of_ours_runs_per_block_or_per_turn_that_runs(policy: str) -> None:
     """4,096 tokens more are 256 blocks more."""
     short, long = codes_of(policy, 2048), codes_of(policy, 6144)
     assert sum(long.values()) - sum(short.values()) < 256
     assert long["before"] < 8000  # what is done before the GPU gets its step
+    assert codes_of(policy, 2048, running=72)["before"] - short["before"] < 64
 
 
 @pytest.mark.parametrize("name", [STOCK, "nothing", *RIVALS])
