@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import shutil
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
@@ -207,7 +207,8 @@ def _list(source: Source, as_json: bool) -> None:
 
 def decisions(records: Iterable[Record]) -> Iterator[Pair]:
     """Each decision in order, with its outcome; None if the trace has none."""
-    pending: dict[tuple[str, int], Pair] = {}  # by program and turn
+    # By program and turn. A dict would be slow to take its first from, again and again.
+    pending: OrderedDict[tuple[str, int], Pair] = OrderedDict()
     for record in records:
         key = text(record, "program"), count(record, "turn")
         if record["event"] == "start":  # a new server, which knows no earlier decision
@@ -217,8 +218,8 @@ def decisions(records: Iterable[Record]) -> Iterator[Pair]:
             pending[key] = record, None
         elif record["event"] == "outcome" and key in pending:
             pending[key] = pending[key][0], record
-        while pending and (first := next(iter(pending))) and pending[first][1] is not None:
-            yield pending.pop(first)
+        while pending and next(iter(pending.values()))[1] is not None:
+            yield pending.popitem(last=False)[1]
     yield from pending.values()
 
 
