@@ -49,7 +49,7 @@ class Server:
         return body.decode("utf-8", "replace")
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body. Size and time are bounded, however slowly the bytes arrive."""
+        """Status and body, whose size and time are bounded, however slowly its bytes arrive."""
         until, content = time.monotonic() + self._timeout_s, bytearray()
         with contextlib.closing(self._connect()) as connection:
             try:
