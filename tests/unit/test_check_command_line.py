@@ -54,6 +54,10 @@ def test_dotted_parts_of_the_config() -> None:
     assert (found.config.dram_bytes, found.config.echo) == (2**30, False)
 
 
+def test_the_model_may_follow_dotted_parts() -> None:
+    assert plan("--kv-transfer-config.kv_connector", "ContinuumConnector", "m").model == "m"
+
+
 def test_dotted_parts_take_the_place_of_the_json_as_in_vllm() -> None:
     words = (OURS % "{}").split(" ", 1)
     found = plan("--kv-transfer-config.kv_connector_extra_config.policy", "stock", *words)

@@ -269,6 +269,16 @@ def test_a_file_system_without_nameless_files_gets_one_that_is_unlinked_at_once(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_cannot_be_looked_at_is_said_in_a_sentence(tmp_path: Path) -> None:
+    said = ask.look_at_disk(f"{tmp_path}/{'x' * 300}/kv")["trouble"]
+    assert said.startswith("no file can be made in ")
+    assert said.endswith("(File name too long)")
+
+
+def test_a_file_system_without_a_size_is_not_judged(tmp_path: Path) -> None:
+    assert said(tmp_path, disk={"num_bytes": 0})["disk writes"].verdict is UNSEEN
+
+
 @pytest.mark.parametrize(
     ("name", "trouble"),
     [

@@ -105,6 +105,7 @@ def test_a_bare_machine_says_what_it_could_not_see(tmp_path: Path) -> None:
     unseen = {line.subject for line in lines if line.verdict is UNSEEN}
     assert unseen == {
         *("plugin", "KV layout", "model", "GPU", "NUMA", "DRAM"),
+        "native library",
     }
     assert worst(line for line in lines if line.subject != "vLLM") is UNSEEN, "that is not ok"
 
@@ -777,6 +778,8 @@ def test_a_simulated_tier_is_stopped_by_nobody(tmp_path: Path) -> None:
         ({"vllm": {**VLLM, "platform": "cpu"}, "cuda": {}}, {}, OK, "the simulated driver"),
         ({"native": {"trouble": "not built."}}, {}, ERROR, "not built"),
         ({"native": {"trouble": "not built."}}, {"dram_bytes": 0}, WARNING, "No matter"),
+        ({"cuda": {}}, {}, UNSEEN, "without a GPU here"),
+        ({"cuda": {}, "vllm": {}}, {}, UNSEEN, "who copies depends"),
     ],
 )
 def test_native_library(

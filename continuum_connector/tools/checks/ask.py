@@ -123,7 +123,13 @@ def look_at_native() -> dict[str, Any]:
 
 def look_at_disk(path: str) -> dict[str, Any]:
     """The fields of `DiskSeen`. Makes no folder, and a file without a name, so nothing is left."""
-    wanted = Path(path)
+    try:
+        return _look_at_folder(Path(path))
+    except OSError as why:
+        return {"trouble": f"no file can be made in {path} ({why.strerror})"}
+
+
+def _look_at_folder(wanted: Path) -> dict[str, Any]:
     exists = os.path.lexists(wanted)
     place = wanted if exists else wanted.parent  # the server makes the last folder, none above it
     if wanted.is_symlink():
@@ -132,12 +138,9 @@ def look_at_disk(path: str) -> dict[str, Any]:
         none = "is not there, and only the last folder is made"
         what = "is no folder" if place.exists() else none
         return {"trouble": f"{'it' if exists else place} {what}"}
-    try:
-        room, rights = os.statvfs(place), place.stat()
-        with tempfile.TemporaryFile(dir=place):
-            slabs = {one.name: one.stat().st_blocks * 512 for one in wanted.glob("dp*-rank*.slab")}
-    except OSError as why:
-        return {"trouble": f"no file can be made in {place} ({why.strerror})"}
+    room, rights = os.statvfs(place), place.stat()
+    with tempfile.TemporaryFile(dir=place):
+        slabs = {one.name: one.stat().st_blocks * 512 for one in wanted.glob("dp*-rank*.slab")}
     return {
         "place": str(place.resolve()),
         "exists": exists,

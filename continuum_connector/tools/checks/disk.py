@@ -143,8 +143,10 @@ def _writes(plan: Plan, seen: DiskSeen) -> Line:
     if not per_day:
         text = "disk_write_budget = 0: no bound, so agents may fill the drive several times a day"
         return warning("disk writes", text, "leave it out: disk_bytes per day")
-    times = per_day / max(1, seen.num_bytes)  # which some network does not say
     text = f"{size(per_day)} a day, {per_day / DAY_S / 1e6:.3g} MB/s on average"
+    if not seen.num_bytes:  # as some networks say
+        return unseen("disk writes", f"{text}; the size of the file system cannot be seen")
+    times = per_day / seen.num_bytes
     text += f": {times:.2g} times the file system of {size(seen.num_bytes)}"
     if times > 1:
         cure = "a smaller disk_write_budget, or a drive rated for that many writes a day"

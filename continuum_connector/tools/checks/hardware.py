@@ -48,7 +48,8 @@ def lines(machine: Machine, plan: Plan, vllm: VllmSeen, cuda: CudaSeen) -> Itera
     yield from _numa_lines(machine, plan, cuda.gpus)
     on_cpu = vllm.platform == "cpu"
     yield _dram(machine, plan, on_cpu)
-    yield _native(machine.see("native", NativeSeen), plan, on_cpu)
+    driver = "the simulated driver" if on_cpu else "CUDA" if cuda.gpus else ""
+    yield _native(machine.see("native", NativeSeen), plan, driver)
 
 
 def _cuda_lines(machine: Machine, plan: Plan, cuda: CudaSeen, platform: str) -> Iterator[Line]:
@@ -220,12 +221,16 @@ def _wanted(
     return warning("DRAM", f"{text}: the tier stops growing there", "lower dram_bytes to fit")
 
 
-def _native(seen: NativeSeen, plan: Plan, on_cpu: bool) -> Line:
-    """Does the native library load, and over which driver will it copy?"""
+def _native(seen: NativeSeen, plan: Plan, driver: str) -> Line:
+    """Does the native library load, and over which driver will it copy? "": nobody here knows."""
     cure = "install the package again"
     if seen.trouble and plan.config.dram_bytes == 0:
         return warning("native library", f"{seen.trouble} No matter without a DRAM tier", cure)
     if seen.trouble:
         return error("native library", seen.trouble, cure)
-    over = "the simulated driver" if on_cpu else "CUDA"
-    return ok("native library", f"loads (ABI {seen.abi}) and copies over {over}")
+    if not driver:
+        text = (
+            f"loads (ABI {seen.abi}); who copies depends on the server's device, without a GPU here"
+        )
+        return unseen("native library", text, "run this where the server runs")
+    return ok("native library", f"loads (ABI {seen.abi}) and copies over {driver}")

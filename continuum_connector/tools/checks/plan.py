@@ -159,7 +159,8 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """Read `[MODEL] [options]` as far as that can be done without vLLM. Raises ToldError."""
     # vLLM takes names with dashes and with underscores.
     flags = [re.sub("^--[^=.]+", lambda it: it[0].replace("_", "-"), word) for word in words]
-    known, rest = _parser().parse_known_args(flags)
+    known, left = _parser().parse_known_args(flags)
+    dotted, rest = _dotted(left)
     given = vars(known)
     # The model may be the first of the words that are left; options we skip may follow it.
     first = rest[0] if rest and not rest[0].startswith("-") else ""
@@ -167,7 +168,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     trouble = ""
     transfer: Mapping[str, Any] = DEFAULT_TRANSFER
     try:
-        transfer = _read_transfer(known.kv_transfer_config, _dotted(rest))
+        transfer = _read_transfer(known.kv_transfer_config, dotted)
     except (ValueError, RecursionError) as why:
         trouble = f"--kv-transfer-config cannot be read ({why}), so the server would not start"
     plan = Plan(options_file=known.config or "", **_fields(given, transfer, environ))
@@ -237,14 +238,18 @@ def _number(word: str, least: int) -> int:
     return int(word)
 
 
-def _dotted(words: Sequence[str]) -> dict[str, str]:
-    """The values of each `--kv-transfer-config.KEY VALUE`."""
-    found = {}
-    for word, behind in zip(words, [*words[1:], ""], strict=False):
+def _dotted(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """The values of each `--kv-transfer-config.KEY VALUE`, and the other words."""
+    found: dict[str, str] = {}
+    others: list[str] = []
+    left = iter(words)
+    for word in left:
         name, equals, value = word.partition("=")
         if match := _DOTTED.fullmatch(name):
-            found[match[1]] = value if equals else behind
-    return found
+            found[match[1]] = value if equals else next(left, "")
+        else:
+            others.append(word)
+    return found, others
 
 
 def _read_transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
