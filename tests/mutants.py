@@ -135,6 +135,13 @@ MUTANTS = (
         "tests/vllm/test_pins.py",
     ),
     Mutant(
+        "dram: where a prompt departs from what DRAM has, vLLM keeps no state",
+        "scheduler/tiers/dram.py",
+        "        if known.full > known.hit:\n",
+        "        if known.full < known.hit:\n",
+        "tests/vllm/test_states.py",
+    ),
+    Mutant(
         "kv_groups: a chain is gone on from though vLLM forgot a block of it",
         "scheduler/kv_groups.py",
         "        return first == known.blocks and tuple(map(self._key_of, first)) == known.keys\n",

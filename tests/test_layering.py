@@ -47,7 +47,7 @@ NOT_OURS = {
     "scheduler.prefill_capacity_bound vllm_config.kv_transfer_config.kv_load_failure_policy",
     "vllm/coordinator.py": "_coordinator.single_type_managers "
     "coordinator.find_longest_cache_hit_per_group coordinator.remove_skipped_blocks "
-    "each.block_pool",
+    "each.block_pool request.shared_prefix_boundary",
     "vllm/hooks.py": "_manager.allocate_slots",
     "vllm/planned.py": "DEVICE.capability args.kv_transfer_config args.load_format "
     "config.cache_config.block_size config.cache_config.num_gpu_blocks "

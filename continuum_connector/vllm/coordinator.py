@@ -358,17 +358,23 @@ class Shadow:
 
     def longest_hit(
         self, hashes: Sequence[bytes], start: int, limit: int, has: Callable[[Key], bool]
-    ) -> int:
+    ) -> tuple[int, int]:
         """Return the end of the longest hit up to `limit` tokens, of which the first `start` are
-        hit in VRAM and the load `has` the rest; `start` if there is none. O(blocks of the hit).
+        hit in VRAM and the load `has` the rest; `start` if there is none. And where it would end if
+        windows and states were there, too. O(blocks of the hit).
 
         What a longer hit needs before `start`, the hit that ends there needs, too, so vLLM has it.
         """
         pool = self._pool
         pool.in_vram, pool.has = frozenset(hashes[: start // pool.hash_block_size]), has
-        _, hit, *_ = self._coordinator.find_longest_cache_hit(hashes, limit)
+        _, hit, *lacks = self._coordinator.find_longest_cache_hit(hashes, limit)
         pool.in_vram, pool.has = frozenset(), _has_nothing
-        return max(start, int(hit))
+        return max(start, int(hit)), int(hit + sum(lacks[:1]))
+
+    def keep_at(self, request: Any, end: int) -> None:
+        """Full attention is there up to `end`: let vLLM keep windows and states there, as where the
+        prompt departs from what is in VRAM, the only place where it looks (get_computed_blocks)."""
+        request.shared_prefix_boundary = max(end, getattr(request, "shared_prefix_boundary", 0))
 
     def first_read(self, group: int, hit: int) -> int:
         """The first token before `hit` for which vLLM gives a load blocks of the group

@@ -63,7 +63,7 @@ v1.request:Request | all | scheduler/, programs/, vllm/compat.py | arguments of 
   is_finished skip_reading_prefix_cache num_preemptions
 v1.request:Request | nothing | programs/identify.py, vllm/compat.py | arguments of hooks
   session_id
-v1.request:Request | nothing | scheduler/kv_groups.py | arguments of hooks
+v1.request:Request | nothing | scheduler/kv_groups.py, vllm/coordinator.py | arguments of hooks
   shared_prefix_boundary
 v1.request:Request | nothing | vllm/hooks.py | none yet: "this session ended in order"
   resumable

@@ -36,7 +36,7 @@ class Spelled:
 
     def longest_hit(
         self, hashes: Sequence[bytes], start: int, limit: int, has: Callable[[Key], bool]
-    ) -> int:
+    ) -> tuple[int, int]:
         self.num_looks += 1
         unit, size = self._groups.hash_size, self._groups.scheduler_size
         limit = min(limit, len(hashes) * unit)
@@ -44,15 +44,22 @@ class Spelled:
         def is_there(group: KvGroup, end: int) -> bool:
             return end <= start or has(block_key(hashes[end // unit - 1], group.index))
 
-        for hit in range(limit // size * size, start, -size):
-            reads = ((group, self._first(group.index, hit)) for group in self._groups)
-            if all(
-                is_there(group, end)
-                for group, first in reads
-                for end in range(hit, first, -group.block_size)
-            ):
-                return hit
-        return start
+        def longest(groups: Sequence[KvGroup]) -> int:
+            for hit in range(limit // size * size, start, -size):
+                reads = ((group, self._first(group.index, hit)) for group in groups)
+                if all(
+                    is_there(group, end)
+                    for group, first in reads
+                    for end in range(hit, first, -group.block_size)
+                ):
+                    return hit
+            return start
+
+        groups = list(self._groups)
+        return longest(groups), longest([each for each in groups if each.kind == "full"])
+
+    def keep_at(self, request: Any, end: int) -> None:
+        request.shared_prefix_boundary = end
 
     def first_read(self, group: int, hit: int) -> int:
         return max(0, self._first(group, hit) - self.num_unread * group)
@@ -243,8 +250,10 @@ def test_it_answers_as_if_it_had_looked_anew(
         elif what == "clear" and number == 0:
             index.clear()
         in_vram = start * groups.scheduler_size
-        hit = rule.longest_hit(request.block_hashes, in_vram, 9 * BLOCK, index.is_ready)
+        hit, full = rule.longest_hit(request.block_hashes, in_vram, 9 * BLOCK, index.is_ready)
+        request.shared_prefix_boundary = 0  # as vLLM has it, with each lookup of its own
         assert finder.find(request, in_vram) == hit - in_vram
+        assert request.shared_prefix_boundary == (full if full > hit else 0)
 
 
 @pytest.mark.parametrize("groups", [WINDOWED, STATES, MIXED], ids=["windowed", "states", "mixed"])
@@ -339,8 +348,11 @@ class Amid:
 
     def longest_hit(
         self, hashes: Sequence[bytes], start: int, limit: int, has: Callable[[Key], bool]
-    ) -> int:
-        return max(start, min(self.hit, limit))
+    ) -> tuple[int, int]:
+        return (max(start, min(self.hit, limit)),) * 2
+
+    def keep_at(self, request: Any, end: int) -> None:
+        """Ends of full attention alone are no matter here."""
 
     def first_read(self, group: int, hit: int) -> int:
         return (hit - 1) * group

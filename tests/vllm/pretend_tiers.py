@@ -80,7 +80,7 @@ class Shelf:
         hit, hashes = num_vram_tokens, request.block_hashes
         if self._groups.lookup is not None:
             end, has = request.num_tokens - 1, self.ready.__contains__
-            hit = self._groups.lookup.longest_hit(hashes, hit, end, has)
+            hit, _ = self._groups.lookup.longest_hit(hashes, hit, end, has)
         elif self._groups.are_simple:
             end = self._groups.last_end(request.num_tokens)
             while hit < end and block_key(hashes[hit // 16], 0) in self.ready:

@@ -78,7 +78,7 @@ def test_who_departs_from_each_prompt_finds_where_it_departed(
         if not num_slots:
             others_take_the_pool(engine, seed=90 + 20 * number)
             others_take_the_pool(engine, seed=100 + 20 * number)
-        elif number:
+        else:
             park(engine)
     assert sum(engine.cached["a2"]) == ends[0]
     assert answers_as_without_a_tier(engine)

@@ -305,10 +305,12 @@ _MAX_LOOKUPS = 4
 
 @dataclass(eq=False, slots=True)
 class _Promise:
-    """Tokens [start, hit) are in DRAM, as of these counts of the index and of stores."""
+    """Tokens [start, hit) are in DRAM, as of these counts of the index and of stores; up to `full`
+    if it were for full attention alone."""
 
     start: int
     hit: int
+    full: int
     version: int
     num_lost: int
     num_arrivals: int = 0
@@ -318,14 +320,15 @@ class Finder:
     """What DRAM has of each turn that was asked about and has not been loaded since."""
 
     def __init__(self, index: HostIndex, groups: KvGroups) -> None:
-        self._index = index
+        self._index, self._groups = index, groups
         self._promises: dict[str, _Promise] = {}
         self._tickets = Remembered()
         self._epoch = index.num_epochs  # in which the tickets were found
         self._arrivals = Arrivals(groups)
         # Requests whose promise was cut to where no hit ends: the same one would be made for ever.
         self._cut: set[str] = set()
-        # Says where the hit that begins somewhere ends, and which blocks of the request to load.
+        # Says where the hit that begins somewhere ends, where it would end if it were for full
+        # attention alone, and which blocks of the request to load.
         self._look: EveryBlock | ByRule
         if groups.lookup is None:
             self._look = EveryBlock(index, groups, self._tickets)
@@ -347,9 +350,11 @@ class Finder:
         if known is None or known.version != index.version or known.start != start:
             if request.request_id in self._cut:
                 return 0
-            hit = self._look.hit(request, start, known)
-            known = _Promise(start, hit, index.version, index.num_lost, self._arrivals.num)
+            found = self._look.hit(request, start, known)
+            known = _Promise(start, *found, index.version, index.num_lost, self._arrivals.num)
             self._promises[request.request_id] = known
+        if known.full > known.hit:
+            self._groups.lookup.keep_at(request, known.full)
         return known.hit - start
 
     def start_of(self, request_id: str) -> int:
@@ -435,7 +440,7 @@ class EveryBlock:
         self._groups = groups
         self._tickets = remembered
 
-    def hit(self, request: Any, start: int, known: _Promise | None) -> int:
+    def hit(self, request: Any, start: int, known: _Promise | None) -> tuple[int, int]:
         """Continue from where the last look ended, or from the first block that has left."""
         size, index, hashes = self._groups.hash_size, self._index, request.block_hashes
         first, end = start // size, self._groups.last_end(request.num_tokens) // size
@@ -447,7 +452,7 @@ class EveryBlock:
         hit, end, length = first + len(tickets), min(end, len(hashes)), _FIRST_LOOK
         if hit >= end or hashes[hit] + _SUFFIX not in index:  # most prompts: nothing is there
             self._tickets.put(request.request_id, tickets)
-            return hit * size
+            return hit * size, hit * size
         pieces = [tickets]
         while hit < end:
             upto = min(end, hit + length)
@@ -458,7 +463,7 @@ class EveryBlock:
                 break
             length *= 2
         self._tickets.put(request.request_id, np.concatenate(pieces))
-        return hit * size
+        return hit * size, hit * size
 
     def slots(
         self, request: Any, block_ids: Sequence[Sequence[int]], start: int, hit: int
@@ -488,21 +493,22 @@ class ByRule:
         self._tickets = remembered
         self._arrivals = arrivals
 
-    def hit(self, request: Any, start: int, known: _Promise | None) -> int:
+    def hit(self, request: Any, start: int, known: _Promise | None) -> tuple[int, int]:
         if known is not None and known.start == start and self._stands(request, known):
-            return known.hit
-        hit, hashes, index = request.num_tokens, request.block_hashes, self._index
+            return known.hit, known.full
+        hit, hashes, index, full = request.num_tokens, request.block_hashes, self._index, 0
         for _ in range(_MAX_LOOKUPS):
-            hit = self._lookup.longest_hit(hashes, start, hit - 1, index.is_ready)
+            hit, longest = self._lookup.longest_hit(hashes, start, hit - 1, index.is_ready)
+            full = max(full, longest)
             if hit == start:
                 break
             keys = self._needed(hashes, start, hit)
             tickets = index.find(keys)
             if len(tickets) == len(keys):
                 self._tickets.put(request.request_id, tickets)
-                return int(hit)
+                return hit, full
         self._tickets.put(request.request_id, NO_TICKETS)
-        return start
+        return start, full
 
     def slots(
         self, request: Any, block_ids: Sequence[Sequence[int]], start: int, hit: int
