@@ -371,10 +371,15 @@ class Shadow:
         pool.in_vram, pool.has = frozenset(), _has_nothing
         return max(start, int(hit)), int(hit + sum(lacks[:1]))
 
-    def keep_at(self, request: Any, end: int) -> None:
-        """Full attention is there up to `end`: let vLLM keep windows and states there, as where the
-        prompt departs from what is in VRAM, the only place where it looks (get_computed_blocks)."""
-        request.shared_prefix_boundary = max(end, getattr(request, "shared_prefix_boundary", 0))
+    def keep_at(self, request: Any, hit: int, end: int) -> None:
+        """A load can bring what is hit up to `hit`, and full attention up to `end`: let vLLM keep
+        windows and states there, as where a prompt departs from what is in VRAM, the only place
+        where it looks (get_computed_blocks). It keeps one such end, so what it found beyond `hit`
+        stays: others that run now begin so."""
+        if request.skip_reading_prefix_cache:
+            return  # it looks for none, either
+        if getattr(request, "shared_prefix_boundary", 0) <= hit:
+            request.shared_prefix_boundary = end
 
     def first_read(self, group: int, hit: int) -> int:
         """The first token before `hit` for which vLLM gives a load blocks of the group

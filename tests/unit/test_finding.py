@@ -58,7 +58,7 @@ class Spelled:
         groups = list(self._groups)
         return longest(groups), longest([each for each in groups if each.kind == "full"])
 
-    def keep_at(self, request: Any, end: int) -> None:
+    def keep_at(self, request: Any, hit: int, end: int) -> None:
         request.shared_prefix_boundary = end
 
     def first_read(self, group: int, hit: int) -> int:
@@ -251,8 +251,9 @@ def test_it_answers_as_if_it_had_looked_anew(
             index.clear()
         in_vram = start * groups.scheduler_size
         hit, full = rule.longest_hit(request.block_hashes, in_vram, 9 * BLOCK, index.is_ready)
-        request.shared_prefix_boundary = 0  # as vLLM has it, with each lookup of its own
         assert finder.find(request, in_vram) == hit - in_vram
+        request.shared_prefix_boundary = 0  # as vLLM has it, with each lookup of its own
+        assert Finder(index, groups).find(request, in_vram) == hit - in_vram
         assert request.shared_prefix_boundary == (full if full > hit else 0)
 
 
@@ -351,7 +352,7 @@ class Amid:
     ) -> tuple[int, int]:
         return (max(start, min(self.hit, limit)),) * 2
 
-    def keep_at(self, request: Any, end: int) -> None:
+    def keep_at(self, request: Any, hit: int, end: int) -> None:
         """Ends of full attention alone are no matter here."""
 
     def first_read(self, group: int, hit: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -84,3 +85,17 @@ def test_the_scheduler_is_left_as_it_was() -> None:
     pools = {id(each.block_pool) for each in manager.coordinator.single_type_managers}
     assert pools == {id(manager.block_pool)}
     assert manager.coordinator.find_longest_cache_hit(HASHES, 160)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("of_vllm", "skips", "expected"),
+    [(0, False, 128), (32, False, 128), (64, False, 64), (160, False, 160), (0, True, 0)],
+    ids=["none", "in the hit", "beyond it", "beyond ours", "reads no cache"],
+)
+def test_where_a_prompt_departs_from_what_is_in_vram_is_kept_first(
+    of_vllm: int, skips: bool, expected: int
+) -> None:
+    """Others that run now begin so. vLLM keeps one such end."""
+    request = SimpleNamespace(shared_prefix_boundary=of_vllm, skip_reading_prefix_cache=skips)
+    shadow_of(64).keep_at(request, 32, 128)
+    assert request.shared_prefix_boundary == expected

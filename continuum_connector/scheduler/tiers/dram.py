@@ -305,8 +305,8 @@ _MAX_LOOKUPS = 4
 
 @dataclass(eq=False, slots=True)
 class _Promise:
-    """Tokens [start, hit) are in DRAM, as of these counts of the index and of stores; up to `full`
-    if it were for full attention alone."""
+    """Tokens [start, hit) are in DRAM, as of these counts of the index and of stores; when last
+    looked, up to `full` if it were for full attention alone."""
 
     start: int
     hit: int
@@ -354,7 +354,7 @@ class Finder:
             known = _Promise(start, *found, index.version, index.num_lost, self._arrivals.num)
             self._promises[request.request_id] = known
         if known.full > known.hit:
-            self._groups.lookup.keep_at(request, known.full)
+            self._groups.lookup.keep_at(request, known.hit, known.full)
         return known.hit - start
 
     def start_of(self, request_id: str) -> int:
