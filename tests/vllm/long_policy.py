@@ -2,6 +2,7 @@
 
     nice python -m tests.vllm.long_policy --traces 100000 --version 0.32.0
     nice python -m tests.vllm.long_policy --traces 100000 --first-seed 812 --go-on
+    nice python -m tests.vllm.long_policy --traces 10000 --vary
 
 A line per hundred traces says how far it is. A trace that breaks a rule is told with a small one
 that does, as a snippet to run again, and ends the run, unless `--go-on`.
@@ -22,15 +23,16 @@ def main(arguments: list[str]) -> int:
     """Return how many traces broke a rule, at most 1 without `--go-on`."""
     options = _options(arguments)
     enter(options.version, __spec__.name)
-    from tests.vllm.policy_draws import draw
+    from tests.vllm.policy_draws import draw, vary
     from tests.vllm.policy_machine import broken
     from tests.vllm.policy_shrink import MAX_TRIES, report
+    from tests.vllm.test_policy_controls import TRACES
 
     logging.disable(logging.WARNING)
     began, failed, rules = time.monotonic(), [], Counter[str]()
     for number in range(options.traces):
         seed = options.first_seed + number
-        trace = draw(seed)
+        trace = vary(seed, TRACES) if options.vary else draw(seed)
         if found := broken(trace):
             failed.append(seed)
             rules.update(found.keys())
@@ -55,6 +57,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--traces", type=int, default=100_000)
     parser.add_argument("--version", help="of vLLM, from .cache/vllm; else the one installed")
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--vary", action="store_true", help="traces near those that find faults")
     parser.add_argument("--go-on", action="store_true", help="after a trace that broke a rule")
     parser.add_argument("--no-shrink", action="store_true", help="tell the trace as it was drawn")
     return parser.parse_args(arguments)

@@ -210,6 +210,7 @@ CONTROLS: list[tuple[str, Callable[[Patch], None], Trace]] = [
     ),
     ("is_known", an_end_that_changes_is_not_known, rounds(2, with_a_reminder)),
 ]
+TRACES = [trace for *_, trace in CONTROLS]
 
 
 @pytest.mark.parametrize(
