@@ -31,7 +31,6 @@ from continuum_connector.scheduler.tiers.slots import Rank, Tickets
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
     Owner,
-    PlacesBelow,
     Traffic,
     Transfer,
     TransferState,
@@ -244,9 +243,8 @@ class Disk:
             return False
         self._budget.take(num * self._disk_bytes)
         tickets = self._dram.acquire(batch.tickets[: num * length])
-        keys, depths = batch.keys[:num], batch.depths[:num]
-        places = PlacesBelow(numbers.astype(np.int32), keys, depths)
-        self._traffic.below(self._owner, Kind.WRITE, batch.program, places, tickets, now)
+        what = Kind.WRITE, batch.program, numbers.astype(np.int32), tickets
+        self._traffic.below(self._owner, *what, now, batch.keys[:num], batch.depths[:num])
         return True
 
     def _settled(self, transfer: Transfer) -> None:

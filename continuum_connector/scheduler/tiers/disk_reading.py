@@ -27,7 +27,6 @@ from continuum_connector.scheduler.tiers.slots import Rank, Tickets, numbers_of
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
     Owner,
-    PlacesBelow,
     Traffic,
     Transfer,
     TransferState,
@@ -198,13 +197,11 @@ class UnderWay:
         wanted, length, numbers = prompt.wanted, self._length, prompt.on_disk[depths]
         places = (depths[:, None] * length + np.arange(length)).ravel()
         names = [wanted.names[depth] for depth in depths.tolist()]
-        disk = PlacesBelow(
-            numbers.astype(np.int32), names, depths.tolist(), num_ahead=self.num_blocks
-        )
         self._disk.acquire(numbers)
         self.began = now
-        what = wanted.program, disk, targets[places]
-        transfer = self._traffic.below(self._owner, Kind.READ, *what, now)
+        what = Kind.READ, wanted.program, numbers.astype(np.int32), targets[places]
+        named = names, depths.tolist(), self.num_blocks
+        transfer = self._traffic.below(self._owner, *what, now, *named)
         self.num_blocks += len(transfer)
         places = places[transfer.slots >= 0]
         read = self._reads[transfer.id] = Read(transfer, targets[places], places)

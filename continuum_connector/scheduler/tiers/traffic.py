@@ -57,17 +57,6 @@ class TransferState(enum.Enum):
     ABANDONED = "abandoned"  # the result is no longer wanted; still settles
 
 
-@dataclass(frozen=True)
-class PlacesBelow:
-    """Slots of a memory below DRAM in the order of a chain, with each one's name and its place in
-    the chain, which is counted in such slots. `num_ahead`: blocks that it brings before these."""
-
-    slots: BlockIds
-    keys: Sequence[Key]
-    depths: Sequence[int]
-    num_ahead: int = 0
-
-
 @dataclass(eq=False)
 class Transfer:
     """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; the slots of a
@@ -439,14 +428,17 @@ class Traffic:
         owner: Owner,
         kind: Kind,
         program: str,
-        places: PlacesBelow,
+        below: BlockIds,
         slots: Numbers,
         now: float,
+        keys: Sequence[Key],
+        depths: Sequence[int],
+        num_ahead: int = 0,
     ) -> Transfer:
-        """Queue a write of host `slots` to places below DRAM, or a read from there into them."""
-        named: dict[str, Any] = {"keys": tuple(places.keys), "depths": tuple(places.depths)}
-        named["num_ahead"] = places.num_ahead
-        return self._admit(owner, kind, program, places.slots, slots, now, **named)
+        """Queue a write of host `slots` to slots `below` DRAM, or a read from there into them. The
+        rest as in Transfer."""
+        named = {"keys": tuple(keys), "depths": tuple(depths), "num_ahead": num_ahead}
+        return self._admit(owner, kind, program, below, slots, now, **named)
 
     def say(self, **fields: Any) -> None:
         """The next plan says this besides (StepPlan)."""
