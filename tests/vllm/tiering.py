@@ -70,8 +70,7 @@ def on_disk(
         engine = tiered(num_blocks, num_slots, config=config, **kwargs)
     reading = engine.connector.side.tier.below.reading
     reading._plan = replace(reading._plan, costs=costs)
-    under_way = reading.under_way
-    under_way.max_read_bytes = read_bytes or under_way.max_read_bytes
+    reading.max_read_bytes = read_bytes or reading.max_read_bytes
     for worker, file in zip(engine.workers, files, strict=False):
         worker.disk = file
     for worker in engine.workers if open_disks else ():

@@ -252,7 +252,7 @@ class Disk:
         assert transfer.outcome is not None
         reasons = set(transfer.outcome.reasons)
         if transfer.kind is Kind.READ:
-            self.reading.under_way.settled(transfer)
+            self.reading.settled(transfer)
             is_bad, is_wrong = transfer.bad("eio"), transfer.bad("corrupt", "missing")
             self.index.release(numbers[is_bad], forget=True, is_bad=True)
             self.index.release(numbers[is_wrong & ~is_bad], forget=True)
