@@ -457,7 +457,7 @@ class Steps:
         self._pins = retention.pins
         self._tier, self._traffic = tier, tier.traffic
         self._decider, self._away, self._reader = decider, decider.away, reader
-        self._records, self._outcomes = records, records.outcomes
+        self._records = records
         self._room = room
         self._waker = waker
         self.epochs = Epochs(retention, tier, records, stock, is_vram_empty)
@@ -524,7 +524,7 @@ class Steps:
     def fell_silent(self, absence: Absence, now: float) -> None:
         """The program is not expected back: count its gaps, and close its decision."""
         self._decider.silent(absence, now)
-        self._outcomes.silent(absence, now)
+        self._records.silent(absence, now)
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will release its blocks soon enough to wait for it."""

@@ -3,7 +3,7 @@ that is away; and Turns, PinTable, Away: the one table of each.
 
 Turns also answers what making room in DRAM asks of waiting turns. An absence has gaps, from which
 we learn how long absences last, and an OpenDecision, of which we report how good it was. Decider
-and Outcomes end these. No other table knows which programs are away, and nothing else looks for
+and Records end these. No other table knows which programs are away, and nothing else looks for
 programs that have fallen silent.
 """
 
@@ -459,7 +459,6 @@ class OpenDecision:
 
     program: str
     turn: int
-    num_tokens: int
     prefill_s: float
     load_s: float
     p: float

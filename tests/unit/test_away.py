@@ -43,7 +43,7 @@ class Table:
 
 
 def decision(name: str) -> OpenDecision:
-    said: dict[str, Any] = dict.fromkeys(("num_tokens", "prefill_s", "load_s", "p"), 0)
+    said: dict[str, Any] = dict.fromkeys(("prefill_s", "load_s", "p"), 0)
     said |= dict.fromkeys(("kept_tokens", "decided", "horizon_s"), 0)
     return OpenDecision(name, turn=1, decision="free", **said)
 

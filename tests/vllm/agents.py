@@ -40,7 +40,7 @@ class AgentEngine(Engine):
         assert dict.fromkeys(ours, 1) == self.foreign_refs(), "neither a request's nor ours"
         started, ended = self.total("pins_started"), sum(self.ends().values())
         assert started == ended + len(self.side.pins), "a pin ended without a cause, or twice"
-        closed = self.total("outcomes") + len(self.side.records.outcomes)
+        closed = self.total("outcomes") + len(self.side.decider.away.decisions())
         assert self.total("decisions") == closed, "a decision has no outcome, or two"
 
     # --- what the metrics say -------------------------------------------------------------

@@ -203,7 +203,7 @@ def check(engine: Engine) -> None:
     refs = side.retention.holds._refs + side.traffic.holds._refs
     assert {int(n): int(refs[n]) for n in refs.nonzero()[0]} == ours, "holds are not counted"
     assert total(engine, "pins_started") == total(engine, "pins_ended") + len(side.pins)
-    closed = total(engine, "outcomes") + len(side.records.outcomes)
+    closed = total(engine, "outcomes") + len(side.decider.away.decisions())
     assert total(engine, "decisions") == closed, "a decision has no outcome, or two"
     for kind in Kind:
         outcomes = f"{kind.value}s"
@@ -214,7 +214,7 @@ def check(engine: Engine) -> None:
     if engine.connector.mode is Mode.OFF:
         assert ours == loads, "switched off, and holding blocks"
         assert not side.turns
-        assert not len(side.records.outcomes)
+        assert not len(side.decider.away.decisions())
     assert set(side.turns) <= set(engine.scheduler.requests)
     assert side.waits.bus._num_waiting == sum(turn.num_wanted > 0 for turn in side.turns.all())
     turns = [side.turns.get(request_id) for request_id in side.turns]
