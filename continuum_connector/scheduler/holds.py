@@ -126,18 +126,6 @@ class HoldTable:
         # Tail first: its hash covers the most tokens, so it is the least likely to be hit again.
         self._pool.free_blocks(reversed(_those(hold.blocks, last)))
 
-    def check(self) -> None:
-        """Prove that the pool knows of the blocks we hold; O(blocks), for tests."""
-        if (self._refs < 0).any():
-            raise InvariantError(f"negative references on blocks {np.where(self._refs < 0)[0]}")
-        for block_id in np.nonzero(self._refs)[0]:
-            if not self._pool.blocks[block_id].ref_cnt:
-                raise InvariantError(f"block {block_id} is free, and we hold it")
-        if self.num_blocks != np.count_nonzero(self._refs):
-            raise InvariantError(
-                f"{self.num_blocks} blocks counted as held, {np.count_nonzero(self._refs)} are"
-            )
-
 
 def _become(refs: Any, ids: BlockIds, change: int, number: int) -> Any:
     """Change the references of these distinct blocks; return the places in `ids` of the blocks

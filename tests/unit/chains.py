@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from continuum_connector.scheduler.kv_groups import Key, block_key
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Rank, Tickets, numbers_of
+from tests.proofs import prove_dram
 
 NOW = 1000.0
 Worth = Callable[[str], float]  # of a program
@@ -44,7 +45,7 @@ def store(
     ends = range(1, len(chain) + 1)
     slots = index.reserve(chain, program, now, by_program(rank), num_prompt, ends)
     index.settle(slots, stored=True)
-    index.check()
+    prove_dram(index)
     return slots
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.observe.account import PIN_CAUSES
+from tests.proofs import prove_holds
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine, prompt
 
@@ -35,7 +36,7 @@ class AgentEngine(Engine):
             return
         ours: set[int] = set()
         for holds in (self.side.retention.holds, self.side.traffic.holds):
-            holds.check()
+            prove_holds(holds)
             ours.update(np.nonzero(holds._refs)[0].tolist())
         assert dict.fromkeys(ours, 1) == self.foreign_refs(), "neither a request's nor ours"
         started, ended = self.total("pins_started"), sum(self.ends().values())

@@ -17,6 +17,7 @@ from continuum_connector.scheduler.tiers.disk import Disk
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.traffic import TIMEOUT_S, Kind, Transfer
 from continuum_connector.worker import disk
+from tests.proofs import num_orphans_read, prove_disk, prove_dram, prove_holds
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
 
@@ -188,13 +189,12 @@ def loading(**options: Any) -> Engine:
 def check(engine: Engine) -> None:
     """Assert everything that holds between any two calls of the engine."""
     side = engine.connector.side
-    side.retention.holds.check()
-    side.traffic.holds.check()
-    side.traffic.ledger.check()
+    prove_holds(side.retention.holds)
+    prove_holds(side.traffic.holds)
     if dram := dram_of(engine):
         _check_dram(engine, dram)
     if isinstance(side.tier.below, Disk):
-        side.tier.below.index.check()
+        prove_disk(side.tier.below.index)
     foreign_refs = engine.check()
     # What a load writes to is ours only once its turn is gone, or has lost it in a reset.
     loads = _held(in_flight(engine, Kind.LOAD))
@@ -240,7 +240,7 @@ def dram_of(engine: Engine) -> DramTier | None:
 
 
 def _check_dram(engine: Engine, tier: DramTier) -> None:
-    tier.index.check()
+    prove_dram(tier.index)
     assert engine.connector.mode is not Mode.OFF or not tier.index.num_ready
     assert set(tier._found) <= set(engine.scheduler.requests)
 
@@ -253,7 +253,7 @@ def assert_drained(engine: Engine) -> None:
     assert len(side.pins) == len(side.traffic) == 0
     assert side.retention.holds.num_holds == side.traffic.holds.num_holds == 0
     if dram := dram_of(engine):
-        assert dram.index.num_writing == dram.index.num_orphans_read == 0
+        assert dram.index.num_writing == num_orphans_read(dram.index) == 0
     if isinstance(side.tier.below, Disk):
         assert side.tier.below.index.num_writing == 0
     assert engine.usage() == 0

@@ -17,14 +17,13 @@ import enum
 import heapq
 import itertools
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Flags, Key, Numbers
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
@@ -470,23 +469,6 @@ class SlotClaims:
         old, self.order = self.order, EvictionOrder(self._table.is_stuck)
         self._num_claims, self._superseded = 0, []
         return old.queues
-
-    def check(self, used: Numbers, past: Numbers) -> None:
-        """Prove that used slots are claimed as often as counted; `past`: slots that no longer
-        are."""
-        chains = list(self.order)
-        claimed = np.concatenate([NO_TICKETS, *(chain.tickets for chain in chains)])
-        claims = np.zeros(len(self._table.tickets), np.int64)
-        np.add.at(claims, numbers_of(claimed[self._table.are_there(claimed)]), 1)
-        claims[past] = self._table.num_chains[past]
-        if not (self._table.num_chains == claims).all() or not claims[used].all():
-            raise InvariantError(f"claims counted {self._table.num_chains}, found {claims}")
-        if any(count > 1 for count in Counter(chains).values()):
-            raise InvariantError("a chain is in two queues")
-        if not all(len(chain.tickets) for chain in chains):
-            raise InvariantError("a chain without slots is still to be evicted")
-        if self._num_claims != len(claimed):
-            raise InvariantError(f"{self._num_claims} claims counted, {len(claimed)} found")
 
 
 # --- how long blocks stay ----------------------------------------------------------------

@@ -3,9 +3,9 @@
 It holds the VRAM blocks of stores until they settle, cancels copies that take too long, finds those
 that hang even then, and counts. Tiers begin transfers here and are told when they are over.
 
-TransferLedger: every copy from queued to settled, each counted exactly once: admitted = done +
-failed + abandoned + in flight, at any time. A transfer keeps alive what it needs (VRAM blocks of a
-store, host slots of a load or a write) until every rank has reported.
+TransferLedger: every copy from queued to settled, each counted exactly once. A transfer keeps alive
+what it needs (VRAM blocks of a store, host slots of a load or a write) until every rank has
+reported.
 
 Deadlines: which transfers take too long. They are cancelled. One that does not end even then hangs:
 the driver has its copies and does not give them back.
@@ -125,10 +125,6 @@ class TransferLedger:
         self._queued: dict[int, Transfer] = {}
         self._cancels: list[int] = []
         self.epoch = 0  # of the orders that leave
-        self.num_admitted = 0
-        self.num_settled = dict.fromkeys(
-            (TransferState.DONE, TransferState.FAILED, TransferState.ABANDONED), 0
-        )
 
     def __len__(self) -> int:
         return len(self._in_flight)
@@ -156,7 +152,6 @@ class TransferLedger:
             raise InvariantError(f"{kind.value} of {num_blocks} blocks and {num_slots} slots")
         self._in_flight[transfer.id] = transfer
         self._queued[transfer.id] = transfer
-        self.num_admitted += 1
         return transfer
 
     def drain(self) -> StepPlan:
@@ -236,15 +231,6 @@ class TransferLedger:
         if transfer.state is not TransferState.ABANDONED:
             done = outcome.num_failed == 0
             transfer.state = TransferState.DONE if done else TransferState.FAILED
-        self.num_settled[transfer.state] += 1
-
-    def check(self) -> None:
-        """Prove that the ledger closes; for tests."""
-        settled = sum(self.num_settled.values())
-        if self.num_admitted != settled + len(self._in_flight):
-            raise InvariantError(
-                f"{self.num_admitted} transfers admitted, {settled} settled, {len(self)} in flight"
-            )
 
 
 def _order(transfer: Transfer) -> LoadOrder | StoreOrder | WriteOrder | ReadOrder:
