@@ -14,10 +14,13 @@ from continuum_connector.messages import TransferOutcome, WorkerReport
 from continuum_connector.scheduler.tiers.slots import Tickets
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
+    Owner,
     Transfer,
     TransferLedger,
     TransferState,
 )
+
+OWNER = Owner(lambda _transfer: None, lambda _why: None)
 
 
 class FakeHold:
@@ -33,12 +36,12 @@ def slots(*numbers: int) -> Tickets:
 
 def a_store(ledger: TransferLedger, now: float = 0.0) -> Transfer:
     hold: Any = FakeHold(4, 5)
-    return ledger.admit(Kind.STORE, "p", hold.ids, slots(0, 1), now, hold=hold)
+    return ledger.admit(OWNER, Kind.STORE, "p", hold.ids, slots(0, 1), now, hold=hold)
 
 
 def a_load(ledger: TransferLedger) -> Transfer:
     blocks = np.array([7, 8], np.int32)
-    return ledger.admit(Kind.LOAD, "p", blocks, slots(2, 3), 0.0, request_id="r")
+    return ledger.admit(OWNER, Kind.LOAD, "p", blocks, slots(2, 3), 0.0, request_id="r")
 
 
 def report(*ids: int, failed: tuple[str, ...] = (), ranks: int = 1) -> WorkerReport:
@@ -129,9 +132,9 @@ def test_an_abandoned_store_that_has_not_left_never_does() -> None:
 def test_a_transfer_of_nothing_or_of_unequal_ends_is_a_bug() -> None:
     ledger = TransferLedger(1)
     with pytest.raises(InvariantError, match="0 blocks"):
-        ledger.admit(Kind.LOAD, "p", [], [], 0.0)
+        ledger.admit(OWNER, Kind.LOAD, "p", [], [], 0.0)
     with pytest.raises(InvariantError, match="1 blocks and 2 slots"):
-        ledger.admit(Kind.LOAD, "p", [1], slots(1, 2), 0.0)
+        ledger.admit(OWNER, Kind.LOAD, "p", [1], slots(1, 2), 0.0)
     assert len(ledger) == 0
 
 

@@ -57,6 +57,20 @@ class TransferState(enum.Enum):
     ABANDONED = "abandoned"  # the result is no longer wanted; still settles
 
 
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A tier, as its transfers know it.
+
+    `settled` is called once with each transfer that is over; `hangs` with a sentence about one that
+    does not end although it was cancelled. `below`: the memory below DRAM that they read and write;
+    "" if they copy from or to VRAM.
+    """
+
+    settled: Callable[[Transfer], None]
+    hangs: Callable[[str], None]
+    below: str = ""
+
+
 @dataclass(eq=False)
 class Transfer:
     """One batch of block copies. `blocks` are VRAM block ids, pairwise with `slots`; the slots of a
@@ -68,6 +82,7 @@ class Transfer:
     """
 
     id: int
+    owner: Owner
     kind: Kind
     program: str
     blocks: BlockIds
@@ -137,6 +152,7 @@ class TransferLedger:
 
     def admit(
         self,
+        owner: Owner,
         kind: Kind,
         program: str,
         blocks: BlockIds,
@@ -145,7 +161,7 @@ class TransferLedger:
         **besides: Any,
     ) -> Transfer:
         """Queue a copy of `blocks`, pairwise with `slots`. `besides`: other fields of Transfer."""
-        transfer = Transfer(next(self._ids), kind, program, blocks, slots, now, **besides)
+        transfer = Transfer(next(self._ids), owner, kind, program, blocks, slots, now, **besides)
         num_blocks, num_slots = len(transfer.blocks), len(transfer.slots)
         is_whole = num_slots == num_blocks or (transfer.keys and num_slots % num_blocks == 0)
         if not num_blocks or not is_whole:
@@ -293,42 +309,13 @@ TIMEOUT_S = 30.0  # after which a store or a load is cancelled
 BELOW = (Kind.WRITE, Kind.READ)
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What a kind of transfer is counted as: how many settled, why they failed, what was copied, in
-    bytes and in blocks if those are counted, and how long it took."""
-
-    settled: str
-    failed: str
-    num_bytes: str
-    seconds: str
-    num_blocks: str = ""
-
-
-_COUNTED = {
-    Kind.STORE: _Names(
-        "stores", "transfer_failures", "stored_bytes", "store_seconds", "stored_blocks"
-    ),
-    Kind.LOAD: _Names(
-        "loads", "transfer_failures", "loaded_bytes", "load_seconds", "loaded_blocks"
-    ),
-    Kind.WRITE: _Names("writes", "disk_failures", "disk_written_bytes", "write_seconds"),
-    Kind.READ: _Names("reads", "disk_failures", "disk_read_bytes", "read_seconds"),
+# As what the bytes of a copy are counted; below DRAM, the blocks are not.
+_COPIED = {
+    Kind.STORE: "stored",
+    Kind.LOAD: "loaded",
+    Kind.WRITE: "disk_written",
+    Kind.READ: "disk_read",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Owner:
-    """A tier, as its transfers know it.
-
-    `settled` is called once with each transfer that is over; `hangs` with a sentence about one that
-    does not end although it was cancelled. `below`: the memory below DRAM that they read and write;
-    "" if they copy from or to VRAM.
-    """
-
-    settled: Callable[[Transfer], None]
-    hangs: Callable[[str], None]
-    below: str = ""
 
 
 class Traffic:
@@ -353,7 +340,6 @@ class Traffic:
         of_vram, below = (Deadlines(self.ledger, each) for each in (timeout_s, below_timeout_s))
         self._deadlines = {kind: below if kind in BELOW else of_vram for kind in Kind}
         self._all_deadlines = of_vram, below
-        self._owners: dict[int, Owner] = {}  # of the transfers in flight
         self._num_in_flight = Counter(dict.fromkeys(Kind, 0))
         self._num_owned: Counter[Owner] = Counter()
         self._hung: set[Owner] = set()  # those with a transfer that hangs
@@ -442,7 +428,7 @@ class Traffic:
         Returns those that are over because they had not left yet. VRAM blocks are free at once."""
         over = []
         for transfer in self.ledger:
-            if transfer.kind is Kind.LOAD or self._owners[transfer.id] is not owner:
+            if transfer.kind is Kind.LOAD or transfer.owner is not owner:
                 continue
             self._release(transfer)
             if self.ledger.abandon(transfer):
@@ -462,11 +448,10 @@ class Traffic:
         for deadlines in self._all_deadlines:
             hung = deadlines.step(now)
             if hung is not None:
-                owner = self._owners[hung.id]
-                self._hung.add(owner)
-                owner.hangs(
+                self._hung.add(hung.owner)
+                hung.owner.hangs(
                     f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
-                    f"cancelled, and the {owner.below or 'driver'} has not ended it"
+                    f"cancelled, and the {hung.owner.below or 'driver'} has not ended it"
                 )
 
     def drain(self) -> StepPlan:
@@ -522,18 +507,17 @@ class Traffic:
             self._account.gauge("transfers_in_flight", number, kind.value)
 
     # --- parts ------------------------------------------------------------------------
-    def _admit(self, owner: Owner, *what: Any, **besides: Any) -> Transfer:
+    def _admit(self, *what: Any, **besides: Any) -> Transfer:
         """Queue what TransferLedger.admit is given."""
         transfer = self.ledger.admit(*what, **besides)
-        self._owners[transfer.id] = owner
-        self._num_owned[owner] += 1
+        self._num_owned[transfer.owner] += 1
         self._deadlines[transfer.kind].add(transfer)
         self._num_in_flight[transfer.kind] += 1
         self._account.count("transfers_admitted", label=transfer.kind.value)
         return transfer
 
     def _settled(self, transfer: Transfer, now: float) -> None:
-        owner = self._owners.pop(transfer.id)
+        owner = transfer.owner
         owner.settled(transfer)
         self._release(transfer)
         if transfer.kind is Kind.LOAD:
@@ -552,15 +536,16 @@ class Traffic:
     def _count(self, transfer: Transfer, now: float) -> None:
         account, outcome = self._account, transfer.outcome
         assert outcome is not None
-        names = _COUNTED[transfer.kind]
+        kind, copied, is_below = transfer.kind.value, _COPIED[transfer.kind], transfer.kind in BELOW
         is_late = transfer.cancelled and transfer.state is TransferState.FAILED
         is_cancelled = is_late and transfer.kind is not Kind.STORE
-        account.count(names.settled, label="cancelled" if is_cancelled else transfer.state.value)
+        account.count(f"{kind}s", label="cancelled" if is_cancelled else transfer.state.value)
         for reason in set(outcome.reasons):
             is_timeout = is_late and reason == "cancelled"
-            account.count(names.failed, label="timeout" if is_timeout else reason)
+            failures = "disk_failures" if is_below else "transfer_failures"
+            account.count(failures, label="timeout" if is_timeout else reason)
         if transfer.state is TransferState.DONE:
-            if names.num_blocks:
-                account.count(names.num_blocks, len(transfer))
-            account.count(names.num_bytes, outcome.num_bytes)
-            account.observe(names.seconds, now - transfer.admitted)
+            if not is_below:
+                account.count(f"{copied}_blocks", len(transfer))
+            account.count(f"{copied}_bytes", outcome.num_bytes)
+            account.observe(f"{kind}_seconds", now - transfer.admitted)
