@@ -53,7 +53,7 @@ class Server:
         turn = Turn(request, program, identity, program.num_turns, self.now)
         self.away.arrived(name, self.since.get(name), self.now)
         self.turns[request] = turn
-        return self.gate.holds(turn, tokens, len(self.turns), self.now)
+        return self.gate.holds(turn, tokens, len(self.turns))
 
     def finish(self, request: str, tokens: int = TOKENS, is_back: bool = True) -> None:
         """The turn ends; `is_back`: its program is expected again."""
