@@ -7,7 +7,7 @@ reference for all our holds, because calling the pool would double the time to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,18 +78,10 @@ class HoldTable:
         self.num_holds += 1
         return hold
 
-    def take_ids(self, block_ids: Iterable[int]) -> Hold:
-        """Take a hold on the blocks with these numbers."""
-        ids = np.fromiter(block_ids, np.int32)
-        return self.take([self._pool.blocks[block_id] for block_id in ids], ids)
-
     def release(self, hold: Hold) -> None:
         """Drop the hold; blocks without another reference become free, and are evicted tail
         first."""
-        if hold.released:
-            raise InvariantError(f"hold of {len(hold)} blocks released twice")
-        hold.released = True
-        self.num_holds -= 1
+        self.settle_trial(hold)
         self._untouch(hold)
 
     def try_without(self, hold: Hold) -> None:

@@ -71,7 +71,10 @@ class Records:
         for memory, num_tokens in turn.hit_tokens.items():
             if num_tokens:
                 self.account.count("hit_tokens", num_tokens, memory)
-        self._count_against_stock(turn)
+        against, unknown = turn.against_stock, {"unknown": turn.num_found}
+        for kept, num_tokens in (unknown if against is None else against.as_dict()).items():
+            if num_tokens:
+                self.account.count("tokens_against_stock", num_tokens, kept)
         if self.trace.enabled:
             self.trace.record(
                 "admit",
@@ -81,22 +84,12 @@ class Records:
                 waited_s=now - turn.arrival,
                 tokens=request.num_tokens,
                 hit_tokens=turn.hit_tokens,
-                **_of_stock(turn),
-                **_from_below(turn),
+                **_of_stock_and_below(turn),
             )
         one = self._away.decision_of(turn.program.key)
         if one is not None and turn in one.back:  # its outcome is known
             found = FoundTokens.of(one.kept_tokens, turn, request.num_prompt_tokens)
             self._close(one, _outcome(one, turn, found), now, found)
-
-    def _count_against_stock(self, turn: Turn) -> None:
-        against = turn.against_stock
-        if against is None:
-            self.account.count("tokens_against_stock", turn.num_found, "unknown")
-            return
-        for kept, num_tokens in against.as_dict().items():
-            if num_tokens:
-                self.account.count("tokens_against_stock", num_tokens, kept)
 
     def decided(
         self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
@@ -302,8 +295,7 @@ def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
         "decision": name_of(decision),
         "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
         "cached_tokens": turn.hit_tokens,
-        **_of_stock(turn),
-        **_from_below(turn),
+        **_of_stock_and_below(turn),
         **_of_divergence(turn),
     }
     if turn.held_s:
@@ -328,18 +320,16 @@ def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
     return told
 
 
-def _from_below(turn: Turn) -> dict[str, Any]:
-    return {} if turn.below is None else turn.below.as_dict()
-
-
 def _of_divergence(turn: Turn) -> dict[str, Any]:
     return {} if turn.diverged is None else {"diverged": turn.diverged.as_dict()}
 
 
-def _of_stock(turn: Turn) -> dict[str, Any]:
-    """Who kept its tokens, where anybody knows; a turn that never ran looked for none."""
+def _of_stock_and_below(turn: Turn) -> dict[str, Any]:
+    """Who kept its tokens, where anybody knows; a turn that never ran looked for none. What a
+    memory below DRAM had for it."""
     against = turn.against_stock
-    return {} if against is None else {"against_stock": against.as_dict()}
+    told = {} if against is None else {"against_stock": against.as_dict()}
+    return told if turn.below is None else {**told, **turn.below.as_dict()}
 
 
 def _known(finished: FinishedTurn, snapshot: Snapshot, ttl_s: float | None) -> dict[str, Any]:

@@ -239,7 +239,7 @@ class SchedulerSide:
         if num_external:
             found = self.tier.load(turn.program.key, request, block_ids, num_external, now)
         before = turn.state
-        self.turns.run(turn)
+        self.turns.move(turn, State.RUNNING)
         if before is not State.RUNNING:  # else it has loaded, and now computes
             in_stock = self._stock.admitted(request, turn.vram_tokens)
             if before is State.WAITING:
@@ -277,7 +277,7 @@ class SchedulerSide:
         turn = self.turns.get(request_id)
         if turn is not None:
             self.waits.adapters.left(turn)
-            self.turns.preempt(turn)
+            self.turns.move(turn, State.PREEMPTED)
             self._stock.preempted(request_id)
             self.tier.take_back(turn.program.key)
             self.records.happened("preempt", now, turn)

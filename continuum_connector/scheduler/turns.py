@@ -311,8 +311,7 @@ class PinTable:
     def make_wish(self, pin: LivePin) -> None:
         """From now on only its client wants the pin: it gives way before all that are no wish."""
         pin.is_wish = True
-        pin.rank = (-math.inf, pin.rank[1])
-        self._queue(pin)
+        self.revalue(pin, -math.inf)
 
     def revalue(self, pin: LivePin, value: float) -> None:
         """Give the pin a new worth; -inf: it is only a client's wish."""
@@ -401,13 +400,12 @@ class Turns:
         insort(self._arrivals, turn.program_arrival)
         self._num_by_program[turn.program.key] += 1
 
-    def run(self, turn: Turn) -> None:
-        """The turn is admitted, for the first time or again."""
-        self._move(turn, State.RUNNING)
-
-    def preempt(self, turn: Turn) -> None:
-        """The turn is put back. If it began while we were off, we hear of it only now."""
-        self._move(turn, State.PREEMPTED)
+    def move(self, turn: Turn, state: State) -> None:
+        """The turn is admitted, for the first time or again, or is put back. If it began while we
+        were off, we hear of it only then."""
+        if turn.state is State.WAITING:
+            self._no_longer_waits(turn)
+        turn.state = state
 
     def end(self, request_id: str) -> Turn | None:
         """Forget the turn and return it; None if it is not known."""
@@ -434,11 +432,6 @@ class Turns:
     def share_ahead(self, arrival: float) -> float:
         """The share of the waiting turns whose programs arrived before `arrival`."""
         return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0
-
-    def _move(self, turn: Turn, state: State) -> None:
-        if turn.state is State.WAITING:
-            self._no_longer_waits(turn)
-        turn.state = state
 
     def _no_longer_waits(self, turn: Turn) -> None:
         del self._arrivals[bisect_left(self._arrivals, turn.program_arrival)]
