@@ -232,17 +232,14 @@ class Survival:
 
     def shrunk(self, parent: Curve, weight: float) -> Row:
         """P(gap > EDGES[i]), with the parent's curve counted as `weight` new observations."""
-        returned, at_risk = self._returned_and_at_risk()
+        returned, left = np.frombuffer(self._counts).reshape(2, _NUM_BINS)
         after = np.asarray(parent)
         before = np.concatenate((_ONE, after[:-1]))
         pull = weight * self._unit
-        at_risk = np.maximum(at_risk + pull * before, 1e-12)  # with nobody at risk, nobody returns
+        at_risk = np.cumsum(left[::-1])[::-1] + pull * before
+        at_risk = np.maximum(at_risk, 1e-12)  # with nobody at risk, nobody returns
         hazard = (returned + pull * (before - after)) / at_risk
         return np.cumprod(np.clip(1.0 - hazard, 0.0, 1.0))
-
-    def _returned_and_at_risk(self) -> tuple[Row, Row]:
-        returned, left = np.frombuffer(self._counts).reshape(2, _NUM_BINS)
-        return returned, np.cumsum(left[::-1])[::-1]
 
     def _grow(self) -> None:
         self._unit *= _GROWTH
@@ -424,7 +421,7 @@ class ToolTimes:
         tool = self._tools.get(name)
         if tool is None:
             tool = self._tools[name] = _Key(BY_TOOL.get(name))
-        touch_and_evict(self._tools, name, MAX_TOOLS, _num_seen)
+        touch_and_evict(self._tools, name, MAX_TOOLS, lambda key: key.counts.num_seen)
         return tool
 
 
@@ -443,10 +440,6 @@ def _forecast(curve: Curve, num_seen: float) -> Forecast:
 
 def _short(name: str) -> str:
     return name[:_MAX_NAME]
-
-
-def _num_seen(key: _Key) -> float:
-    return key.counts.num_seen
 
 
 def touch_and_evict(

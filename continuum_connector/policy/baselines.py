@@ -79,7 +79,7 @@ class Stock(Unpriced):
     reads = False
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        return Choice(Free(), "policy is stock")
+        return Choice(Free(), f"policy is {self.name}")
 
 
 class FixedTtl(Unpriced):
@@ -149,15 +149,11 @@ class LruOffload(Unpriced):
         return Choice(Offload(), "policy is lru_offload")
 
 
-class ProgramOrder(Unpriced):
+class ProgramOrder(Stock):
     """Free every turn; only the order of the waiting ones differs from stock vLLM."""
 
     name = "program_order"
     orders = True
-    reads = False
-
-    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        return Choice(Free(), "policy is program_order")
 
 
 K = 100  # calls; so many or fewer do not make an empirical CDF (section 4.2)

@@ -148,7 +148,9 @@ class LineageIndex:
             pieces = pieces_of(answer)
             self._known[program] = _Known(first, known.parted, pieces, num_answer_tokens)
         while len(self._ends) > self._max_ends:
-            self._drop(next(iter(self._ends)))
+            oldest = next(iter(self._ends))
+            self._unlink(oldest, self._ends[oldest].program)
+            self._remove(oldest)
 
     def match(
         self,
@@ -281,10 +283,6 @@ class LineageIndex:
                 return
             old.live = True
         self._by_program.setdefault(end.program, {})[block_hash] = None
-
-    def _drop(self, block_hash: bytes) -> None:
-        self._unlink(block_hash, self._ends[block_hash].program)
-        self._remove(block_hash)
 
     def _unlink(self, block_hash: bytes, program: str) -> None:
         """Take an end off its program's list; spent ends are on none."""

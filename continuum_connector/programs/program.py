@@ -437,7 +437,8 @@ class ProgramTable:
             known = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
             known = known if known in self._programs else None
             if identity is None:
-                identity = _inferred(known, hints or Hints())
+                source = IdentitySource.NONE if known is None else IdentitySource.LINEAGE
+                identity = Identity(known or anonymous_key(), source, hints or Hints())
             elif may_be_many:
                 identity = self._one_of(identity, known)
             if is_open and known is not None:
@@ -538,12 +539,6 @@ class ProgramTable:
                 del self._programs[key]
                 self._once[program.is_named].pop(key, None)
                 self._lineage.forget(key)
-
-
-def _inferred(known: str | None, hints: Hints) -> Identity:
-    if known is not None:
-        return Identity(known, IdentitySource.LINEAGE, hints)
-    return Identity(anonymous_key(), IdentitySource.NONE, hints)
 
 
 def _start_over(program: Program, now: float) -> None:
