@@ -50,8 +50,8 @@ def tiered(
     extra |= kwargs.pop("config", {})
     engine = Engine(num_blocks, extra_config=extra, **kwargs)
     if engine.connector.side is not None:
-        of_vram, _ = engine.connector.side.traffic._all_deadlines
-        of_vram._timeout_s = timeout_s
+        of_copies = {Kind.STORE: timeout_s, Kind.LOAD: timeout_s}
+        engine.connector.side.traffic._timeouts |= of_copies
     return engine
 
 

@@ -7,8 +7,8 @@ TransferLedger: every copy from queued to settled, each counted exactly once. A 
 what it needs (VRAM blocks of a store, host slots of a load or a write) until every rank has
 reported.
 
-Deadlines: which transfers take too long. They are cancelled. One that does not end even then hangs:
-the driver has its copies and does not give them back.
+Transfers that take too long are cancelled. One that does not end even then hangs: the driver has
+its copies and does not give them back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,6 +79,7 @@ class Transfer:
     Of a write or a read, `blocks` are slots below DRAM, named by `keys`, each of as many blocks as
     it has `slots`; slots of blocks that a read does not bring are -1. `depths`: places in the
     chain. `num_ahead`: blocks of the reads that were under way before it, which are brought first.
+    `late_since`: when it was cancelled because it took too long, and in which step.
     """
 
     id: int
@@ -96,6 +97,7 @@ class Transfer:
     keys: tuple[Key, ...] = ()
     depths: tuple[int, ...] = ()
     num_ahead: int = 0
+    late_since: tuple[float, int] | None = None
 
     def keep(self, hold: Hold) -> None:
         """Keep its VRAM blocks alive until it settles."""
@@ -262,45 +264,6 @@ def _order(transfer: Transfer) -> LoadOrder | StoreOrder | WriteOrder | ReadOrde
 # What a cancel cannot take back is a trunk or two that are being copied: milliseconds.
 HANGS_AFTER_S = 60.0
 _MIN_STEPS = 10  # in which the workers could have reported that it has ended
-
-
-class Deadlines:
-    """Deadlines of the transfers in one ledger: each is late `timeout_s` after it was admitted."""
-
-    def __init__(self, ledger: TransferLedger, timeout_s: float) -> None:
-        self._ledger = ledger
-        self._timeout_s = timeout_s
-        self._by_age: deque[Transfer] = deque()
-        self._cancelled: deque[tuple[Transfer, float, int]] = deque()  # time and step of the cancel
-        self._num_steps = 0
-
-    def add(self, transfer: Transfer) -> None:
-        """Watch a transfer that has just been admitted."""
-        self._by_age.append(transfer)
-
-    def step(self, now: float) -> Transfer | None:
-        """Called once a step: cancel what is late; return a transfer that hangs, each only once."""
-        self._num_steps += 1
-        while self._by_age:
-            transfer = self._by_age[0]
-            is_under_way = transfer.id in self._ledger
-            if is_under_way and now - transfer.admitted <= self._timeout_s:
-                break
-            self._by_age.popleft()
-            if is_under_way:
-                self._ledger.cancel(transfer)
-                self._cancelled.append((transfer, now, self._num_steps))
-        while self._cancelled:
-            transfer, since, step = self._cancelled[0]
-            hangs = now - since >= HANGS_AFTER_S and self._num_steps - step >= _MIN_STEPS
-            if transfer.id in self._ledger and not hangs:
-                return None
-            self._cancelled.popleft()
-            if transfer.id in self._ledger:
-                return transfer
-        return None
-
-
 # How often an engine with nothing else to do checks whether a copy that hangs has ended; and
 # whether one below DRAM has, for which no request waits. If a request waits, it steps anyway.
 LOOK_S = 1.0
@@ -337,13 +300,12 @@ class Traffic:
         self.holds = holds
         self.ledger = TransferLedger(world_size)
         self._account = account
-        of_vram, below = (Deadlines(self.ledger, each) for each in (timeout_s, below_timeout_s))
-        self._deadlines = {kind: below if kind in BELOW else of_vram for kind in Kind}
-        self._all_deadlines = of_vram, below
+        self._timeouts = {kind: below_timeout_s if kind in BELOW else timeout_s for kind in Kind}
         self._num_in_flight = Counter(dict.fromkeys(Kind, 0))
         self._num_owned: Counter[Owner] = Counter()
         self._hung: set[Owner] = set()  # those with a transfer that hangs
         self._looked = 0.0
+        self._num_steps = 0
         self.num_load_blocks = 0  # that loads under way are to bring
         self.loads_since = 0.0  # when the first of those had the bus for itself
         self._said: dict[str, Any] = {}  # in the next plan
@@ -445,13 +407,27 @@ class Traffic:
         the copy may yet write to (vLLM keeps those behind a prefix hit for it).
         """
         self._looked = now
-        for deadlines in self._all_deadlines:
-            hung = deadlines.step(now)
-            if hung is not None:
-                self._hung.add(hung.owner)
-                hung.owner.hangs(
-                    f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
-                    f"cancelled, and the {hung.owner.below or 'driver'} has not ended it"
+        self._num_steps += 1
+        hung: dict[Owner, Transfer] = {}
+        for transfer in self.ledger:  # the oldest first
+            age_s = now - transfer.admitted
+            if age_s <= min(self._timeouts.values()):
+                break
+            if age_s <= self._timeouts[transfer.kind]:
+                continue
+            if transfer.late_since is None:
+                transfer.late_since = now, self._num_steps
+                self.ledger.cancel(transfer)
+            since, step = transfer.late_since
+            if now - since >= HANGS_AFTER_S and self._num_steps - step >= _MIN_STEPS:
+                hung.setdefault(transfer.owner, transfer)
+        for owner, transfer in hung.items():
+            if owner not in self._hung:
+                self._hung.add(owner)
+                owner.hangs(
+                    f"{transfer.kind.value} {transfer.id} hangs: begun "
+                    f"{now - transfer.admitted:.0f} s ago, cancelled, and the "
+                    f"{owner.below or 'driver'} has not ended it"
                 )
 
     def drain(self) -> StepPlan:
@@ -511,7 +487,6 @@ class Traffic:
         """Queue what TransferLedger.admit is given."""
         transfer = self.ledger.admit(*what, **besides)
         self._num_owned[transfer.owner] += 1
-        self._deadlines[transfer.kind].add(transfer)
         self._num_in_flight[transfer.kind] += 1
         self._account.count("transfers_admitted", label=transfer.kind.value)
         return transfer
