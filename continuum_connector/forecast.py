@@ -30,7 +30,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
 from statistics import NormalDist
@@ -95,15 +95,10 @@ class Forecast:
             return self.held_at[-1] + (t - EDGES[-1]) * (1.0 - self.cdf[-1])
         if t <= 0.0:
             return 0.0
-        return self._before(bisect_right(EDGES, t), t)[1]
-
-    def _before(self, index: int, t: float) -> tuple[float, float]:
-        """`within` and `held` of a time in the bin that ends at EDGES[index]."""
-        low, p_low, held = 0.0, 0.0, 0.0
+        index, low, p_low, held = bisect_right(EDGES, t), 0.0, 0.0, 0.0
         if index:
             low, p_low, held = EDGES[index - 1], self.cdf[index - 1], self.held_at[index - 1]
-        p = p_low + (self.cdf[index] - p_low) * (t - low) / (EDGES[index] - low)
-        return p, held + (t - low) * (1.0 - (p_low + p) / 2)
+        return held + (t - low) * (1.0 - (p_low + self.within(t)) / 2)
 
     def quantile(self, q: float) -> float:
         """The time by which a share `q` of programs has returned; infinity if fewer ever do."""
@@ -152,7 +147,7 @@ class Forecast:
         first, best = bisect_right(EDGES, age), math.inf
         if first == _NUM_BINS:
             return best
-        p_now, held_now = self._before(first, age)
+        p_now, held_now = self.within(age), self.held(age)
         most = self.cdf[-1] - p_now
         if most <= _NOBODY:
             return best
@@ -462,14 +457,12 @@ def touch_and_evict(
 MAX_RECORDS = 1000  # the most recent of a tool: ten times what the paper needs (its K = 100)
 
 
+@dataclass(eq=False, slots=True)
 class _Window:
     """The most recent gaps, both by arrival and by length."""
 
-    __slots__ = ("recent", "sorted")
-
-    def __init__(self) -> None:
-        self.recent: deque[float] = deque()
-        self.sorted: list[float] = []
+    recent: deque[float] = field(default_factory=deque)
+    sorted: list[float] = field(default_factory=list)
 
     def add(self, gap_s: float) -> None:
         self.recent.append(gap_s)

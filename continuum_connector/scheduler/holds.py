@@ -8,6 +8,7 @@ reference for all our holds, because calling the pool would double the time to t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,16 +34,14 @@ def num_usable(pool: BlockPool) -> int:
     return pool.num_gpu_blocks - 1
 
 
+@dataclass(eq=False, slots=True)
 class Hold:
     """Blocks that a pin or a copy of ours still needs. `blocks` is in chain order, head first;
     `ids` are their numbers."""
 
-    __slots__ = ("blocks", "ids", "released")
-
-    def __init__(self, blocks: Sequence[Any], ids: BlockIds) -> None:
-        self.blocks = tuple(blocks)
-        self.ids = ids
-        self.released = False
+    blocks: tuple[Any, ...]
+    ids: BlockIds
+    released: bool = False
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -63,7 +62,7 @@ class HoldTable:
     def take(self, blocks: Sequence[Any], ids: BlockIds) -> Hold:
         """Keep `blocks`, whose numbers are `ids`, alive until `release`. Cost grows with the
         number of blocks."""
-        hold = Hold(blocks, ids)
+        hold = Hold(tuple(blocks), ids)
         self._touch(hold)
         self.num_holds += 1
         return hold
@@ -71,7 +70,7 @@ class HoldTable:
     def adopt(self, blocks: Sequence[Any], ids: BlockIds) -> Hold:
         """Make a request's own references to its `blocks`, whose numbers are `ids`, a hold: the
         pool counts each once, as one of ours."""
-        hold = Hold(blocks, ids)
+        hold = Hold(tuple(blocks), ids)
         if len(self._first(hold)) < len(hold):  # others count twice now, as the request's and ours
             others = (self._all_refs[hold.ids] > 1).nonzero()[0]
             self._pool.free_blocks(reversed(_those(hold.blocks, others)))

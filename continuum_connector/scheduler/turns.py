@@ -503,9 +503,6 @@ class Away:
         # Gaps by program and begin, and after how many seconds a turn may have ended them.
         self._held: OrderedDict[str, dict[float, tuple[Gap, float]]] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._absences)
-
     # --- gaps -------------------------------------------------------------------------
     def left(self, program: Program, asked: Asked, now: float) -> None:
         """A turn of the program ended with `asked`."""

@@ -111,9 +111,6 @@ class Gate:
         self.cycle_s = FIRST_CYCLE_S
         self._num_cycles = 0
 
-    def __len__(self) -> int:
-        return len(self._line)
-
     def is_due(self) -> bool:
         """Whether a turn is held."""
         return bool(self._line)
@@ -303,10 +300,6 @@ class FromBelow:
         self._size = token_size
         self._hidden: OrderedDict[str, Turn] = OrderedDict()
         self.is_on = self._below.brings_up
-
-    def __len__(self) -> int:
-        """How many turns are hidden."""
-        return len(self._hidden)
 
     def bring_up(self, turn: Turn, request: Any, now: float) -> None:
         """The turn has arrived: the tiers may begin to bring up what it wants."""

@@ -266,7 +266,7 @@ def test_a_turn_waits_for_what_comes_up_and_others_pass_it(shared: Shared) -> No
     for _ in range(5):
         engine.step()
     assert len(in_flight(engine, Kind.READ)) == 1
-    assert len(engine.connector.side.waits.from_below) == 1
+    assert len(engine.connector.side.waits.from_below._hidden) == 1
     assert engine.usage() == 0
     run_turn(engine, "c", 40, seed=99, idle=False)
     assert "b" not in engine.finish_reasons

@@ -286,10 +286,6 @@ class SlotClaims:
         """Bytes that the chains take, without the slots themselves."""
         return self._num_claims * TICKET_BYTES + len(self.order) * CHAIN_BYTES
 
-    @property
-    def are_too_many(self) -> bool:
-        return self.num_bytes > MAX_CLAIM_BYTES
-
     def begin(self, present: Numbers, program: str, now: float, num_prompt: int) -> Chain:
         """Begin a chain that claims its `present` slots before anything is evicted. `num_prompt`:
         how many of its blocks its prompt has, 0 if nobody knows."""

@@ -94,7 +94,7 @@ class Disk:
         )
         marks, reading = self.marks, self.reading  # which are asked themselves, for speed
         self.grow, self.came, self.used, self.left = marks.grow, marks.came, marks.used, marks.left
-        self.are_kept = marks.are_saved
+        self.are_kept, self.demote_all = marks.are_saved, self.index.shelves.demote_all
         self.bring_up, self.awaits, self.forget = reading.bring_up, reading.awaits, reading.forget
         self._found = Found(traffic.world_size)
         self._num_slots: dict[int, int] = {}  # rank -> how many it has
@@ -145,9 +145,6 @@ class Disk:
     def demote(self, program: str, keys: Sequence[Key | None]) -> None:
         length = self._plan.slot_blocks
         self.index.demote(program, keys[length - 1 :: length])
-
-    def demote_all(self, program: str) -> None:
-        self.index.shelves.demote_all(program)
 
     def dram_down(self) -> None:
         self.down_reason = self.down_reason or "there is no DRAM above it"

@@ -19,6 +19,7 @@ import enum
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,6 @@ class DiskIndex:
     def num_free(self) -> int:
         """Slots that hold nothing, or nothing of this epoch."""
         return self._free.num + self.past.num
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._numbers)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._numbers
@@ -284,15 +282,13 @@ _MAX_CHAINS = 8  # of a program; beyond, the one used longest ago claims nothing
 _MAX_CLAIMS = 8  # on average, of chains on a slot; beyond, the oldest claims are forgotten
 
 
+@dataclass(eq=False, slots=True)
 class Shelf:
     """Disk slots that one turn used; some of them may stand on another shelf by now."""
 
-    __slots__ = ("number", "program", "slots")
-
-    def __init__(self, number: int, program: str) -> None:
-        self.number = number
-        self.program = program
-        self.slots = _NOTHING
+    number: int
+    program: str
+    slots: Numbers = field(default_factory=lambda: _NOTHING)
 
 
 class Claims:

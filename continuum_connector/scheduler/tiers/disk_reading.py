@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.observe.account import Account, Told
-from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers, block_key
+from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers, full_keys
 from continuum_connector.scheduler.tiers.base import TierEvents
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Marks
 from continuum_connector.scheduler.tiers.index import HostIndex
@@ -171,12 +171,12 @@ class Reading:
         lost, why_lost = self._marks.lost(program)
         if not num_disk_slots or not (self._disk.num_ready or lost):
             return None
-        names = block_keys(hashes[length - 1 : num_disk_slots * length : length])
+        names = full_keys(hashes[length - 1 : num_disk_slots * length : length])
         on_disk = self._disk.find(names)
         if (on_disk < 0).all() and not lost:
             return None
         self._disk.shelves.use(program, on_disk[on_disk >= 0])
-        keys, start = block_keys(hashes[: num_disk_slots * length]), num_vram_tokens // self._size
+        keys, start = full_keys(hashes[: num_disk_slots * length]), num_vram_tokens // self._size
         wanted = Wanted(program, request, keys, names, start)
         prompt = Prompt.look(wanted, self._dram, on_disk)
         depths = prompt.missing(length)
@@ -460,9 +460,3 @@ class Prompt:
         """How many blocks are read from these disk slots, and about how many are loaded then."""
         num_read = np.count_nonzero(~self.is_there.reshape(-1, length)[depths])
         return int(num_read), int(depths[-1] + 1 - depths[0]) * length
-
-
-def block_keys(hashes: Sequence[bytes]) -> list[Key]:
-    """Keys of a model's blocks of full attention."""
-    suffix = block_key(b"", 0)
-    return [block_hash + suffix for block_hash in hashes]

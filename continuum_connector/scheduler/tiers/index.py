@@ -152,10 +152,9 @@ class HostIndex:
             self._claims.extend(chain, claimed if is_all else numbers[numbers >= 0])
             self.num_writing += len(claimed)
         self._claims.drop_empty([*victims, chain])
-        if self._claims.are_too_many:
-            for leaving in self._claims.excess(chain, self._whole):
-                self._evict(leaving)
-                self._free.put(leaving)
+        for leaving in self._claims.excess(chain, self._whole):
+            self._evict(leaving)
+            self._free.put(leaving)
         return self._table.tickets[claimed]
 
     def settle(self, tickets: Tickets, stored: bool) -> None:

@@ -146,9 +146,6 @@ class TransferLedger:
     def __len__(self) -> int:
         return len(self._in_flight)
 
-    def __contains__(self, transfer_id: int) -> bool:
-        return transfer_id in self._in_flight
-
     def __iter__(self) -> Iterator[Transfer]:
         return iter(list(self._in_flight.values()))
 
