@@ -20,11 +20,11 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from continuum_connector.scheduler.kv_groups import Flags, Key, Numbers
+from continuum_connector.scheduler.kv_groups import Key, Numbers
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     TICKET_BYTES,
@@ -264,17 +264,11 @@ MAX_BRANCHES = 64
 MOST_LIVE, FIRST_LOOK = 64, 128
 
 
-class KeepsTails(Protocol):
-    """What is asked of the memory below (Below, in base.py)."""
-
-    def are_kept(self, slots: Numbers) -> Flags: ...
-    def stays(self, program: str, worth: float, tail: Numbers, num: int) -> bool: ...
-
-
 class SlotClaims:
-    """All chains. Counts each slot's claims in the table; the caller frees the slots that leave."""
+    """All chains. Counts each slot's claims in the table; the caller frees the slots that leave.
+    `below`: the memory below (Below, in base.py)."""
 
-    def __init__(self, table: SlotTable, below: KeepsTails) -> None:
+    def __init__(self, table: SlotTable, below: Any) -> None:
         self._table = table
         self._below = below
         self._num_claims = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,13 +39,13 @@ TRIES_PER_STEP = 4  # to read on: each looks up a whole prompt, and thousands ma
 @dataclass(frozen=True)
 class DiskPlan:
     """A disk tier as configured: blocks of a disk slot, bytes of a block on one rank, how long a
-    turn waits, bytes written per day (0: no bound), and what copies and prefills cost."""
+    turn waits, bytes written per day (0: no bound), and what copies and prefills cost (Costs)."""
 
     slot_blocks: int
     block_bytes: int
     timeout_s: float
     write_budget: int
-    costs: CopyCosts
+    costs: Any
 
 
 @dataclass(eq=False)
@@ -391,16 +391,6 @@ class Reading:
         read = self._reads[transfer.id] = Read(transfer, targets[places], places)
         self._read_to.update(dict.fromkeys(numbers_of(read.tickets).tolist(), read))
         return read
-
-
-class CopyCosts(Protocol):
-    """Seconds, as the scheduler side has measured them."""
-
-    def read_s(self, num_blocks: int) -> float: ...
-    def load_s(self, num_blocks: int) -> float: ...
-    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float: ...
-    @property
-    def knows_prefill(self) -> bool: ...
 
 
 class Wanted(NamedTuple):
