@@ -206,7 +206,6 @@ class RetentionPolicy(Protocol):
     leave.
     """
 
-    name: str
     orders: bool
     reads: bool
     ranks_dram: bool

@@ -74,18 +74,17 @@ def _pinned(ttl_s: float, snapshot: Snapshot, why: str) -> Choice:
 class Stock(Unpriced):
     """Free every turn and leave vLLM's order: what a server without us does."""
 
-    name = "stock"
+    why = "policy is stock"
     orders = False
     reads = False
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        return Choice(Free(), f"policy is {self.name}")
+        return Choice(Free(), self.why)
 
 
 class FixedTtl(Unpriced):
     """Pin for `ttl_s`, or for what the client asked for, but never above `max_ttl_s`."""
 
-    name = "fixed_ttl"
     orders = True
     reads = False
 
@@ -111,7 +110,6 @@ class Released(Unpriced):
     The released code knows no hints but the last step, so a client's `ttl_s` has no effect here.
     """
 
-    name = "released"
     orders = True
     reads = True
 
@@ -137,7 +135,6 @@ class Released(Unpriced):
 class LruOffload(Unpriced):
     """Store every turn that has a full block; without a tier, free it."""
 
-    name = "lru_offload"
     orders = False
     reads = False
 
@@ -152,7 +149,7 @@ class LruOffload(Unpriced):
 class ProgramOrder(Stock):
     """Free every turn; only the order of the waiting ones differs from stock vLLM."""
 
-    name = "program_order"
+    why = "policy is program_order"
     orders = True
 
 
@@ -165,7 +162,6 @@ class Continuum(Unpriced):
     The paper knows no hints but the last step, so a client's `ttl_s` has no effect here.
     """
 
-    name = "continuum"
     orders = True
     reads = True
 
