@@ -117,18 +117,10 @@ class SchedulerSide:
             decider, self.snapshots, self.retention, tier, records, groups.are_simple
         )
         self.room = Room(pool, self.retention, decider.worth_now, costs)
+        self._epochs = Epochs(self.retention, tier, records, stock, is_vram_empty)
         self.steps = Steps(
-            self.retention,
-            tier,
-            decider,
-            reader,
-            records,
-            stock,
-            self.room,
-            waker,
-            is_vram_empty,
+            self._epochs, self.retention, tier, decider, reader, records, self.room, waker
         )
-        self._epochs = self.steps.epochs
         self.step_trace = StepTrace(config.trace_steps_s, self.snapshots.levels, records)
 
     # --- arrival ----------------------------------------------------------------------
@@ -443,16 +435,16 @@ class Steps:
 
     def __init__(
         self,
+        epochs: Epochs,
         retention: Retention,
         tier: Tier,
         decider: Decider,
         reader: ToolReader,
         records: Records,
-        stock: UnknownStock,
         room: Room,
         waker: Any,
-        is_vram_empty: Callable[[], bool],
     ) -> None:
+        self.epochs = epochs
         self._retention = retention
         self._pins = retention.pins
         self._tier, self._traffic = tier, tier.traffic
@@ -460,7 +452,6 @@ class Steps:
         self._records = records
         self._room = room
         self._waker = waker
-        self.epochs = Epochs(retention, tier, records, stock, is_vram_empty)
         self._told_reason = ""
         self._owes_step = False  # metrics show a reset only after a step
         self._idle_until = -math.inf  # until then `plan` may be left out
@@ -528,8 +519,7 @@ class Steps:
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will release its blocks soon enough to wait for it."""
-        age = self._traffic.oldest_store_age(now)
-        return age is not None and age < MAX_STORE_WAIT_S
+        return self._traffic.oldest_store_age(now) < MAX_STORE_WAIT_S
 
     def new_epoch(self, cause: Cause, now: float, why: str = "") -> None:
         """KV computed until now is outdated: end every pin, and forget every block below VRAM."""

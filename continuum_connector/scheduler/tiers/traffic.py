@@ -460,13 +460,10 @@ class Traffic:
             if number and bool(owner.below) is below and owner not in self._hung:
                 yield owner
 
-    def oldest_store_age(self, now: float) -> float | None:
-        """Seconds since the oldest store that holds blocks was queued, or None if none does."""
-        if not self.holds.num_blocks:
-            return None
-        held = (t for t in self.ledger if t.kind is Kind.STORE and t.hold)  # the oldest first
-        oldest = next(held, None)
-        return None if oldest is None else now - oldest.admitted
+    def oldest_store_age(self, now: float) -> float:
+        """Seconds since the oldest store that holds blocks was queued; infinite if none does."""
+        held = (t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold)
+        return now - next(held, -math.inf)  # the oldest is first
 
     @property
     def oldest_below_s(self) -> float:
