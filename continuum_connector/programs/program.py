@@ -465,18 +465,15 @@ class ProgramTable:
         program: Program,
         hints: Hints,
         now: float,
-        block_hashes: Sequence[bytes] = (),
+        request: Any = None,
         num_prompt_blocks: int = 0,
-        num_prompt_tokens: int = 0,
         is_stray: bool = False,
-        answer: Sequence[int] = (),
     ) -> None:
         """A turn of `program` that began with those `hints` is over.
 
-        `block_hashes` are those of prompt and output, by which the program can be recognised
-        without an id from now on. The first `num_prompt_blocks` are the prompt's own, which has
-        `num_prompt_tokens`; `answer` has the output's. A turn whose output is lost has none. A
-        stray turn leaves no trace (strays, in turns.py).
+        By the block hashes of its `request` the program can be recognised without an id from now
+        on; the first `num_prompt_blocks` are the prompt's own. None: its output is lost. A stray
+        turn leaves no trace (strays, in turns.py).
         """
         program.num_active -= 1
         if program.num_turns == 1:
@@ -487,14 +484,14 @@ class ProgramTable:
             program.last_seen = now
             program.final |= bool(hints.final)
             program.parent = program.parent or hints.parent
-            if block_hashes:
+            if request is not None and request.block_hashes:
                 self._lineage.register(
                     program.key,
-                    block_hashes,
+                    request.block_hashes,
                     num_prompt_blocks,
                     program.parent,
-                    num_prompt_tokens,
-                    answer,
+                    request.num_prompt_tokens,
+                    request.output_token_ids,
                 )
         self._shrink()
 

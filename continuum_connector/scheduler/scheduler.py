@@ -327,14 +327,12 @@ class SchedulerSide:
             turn.program,
             turn.identity.hints,
             now,
-            () if end is TurnEnd.ABORTED else request.block_hashes,
+            None if end is TurnEnd.ABORTED else request,
             num_prompt_blocks=request.num_prompt_tokens // self.groups.hash_size,
-            num_prompt_tokens=request.num_prompt_tokens,
             is_stray=turn.is_stray,
-            answer=request.output_token_ids,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
-            self._note_kept(turn, request, text, blocks, now)
+            self._note_kept(turn, request, blocks, now)
         # Before the first decision, or the average is one block and this turn counts as hundreds.
         self._costs.assume(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:
@@ -379,21 +377,11 @@ class SchedulerSide:
         if turn.program.departs(turn.since, request.block_hashes):
             yield self.groups.departs_at(request, turn.num_found)
 
-    def _note_kept(
-        self, turn: Turn, request: Any, text: PromptText, blocks: ChainBlocks, now: float
-    ) -> None:
+    def _note_kept(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
         program, size = turn.program, self.groups.hash_size
         hit = max(0, blocks.end - self.groups.num_proof_tokens)
-        num_common = turn.num_common
-        kept = Kept.of(
-            request.block_hashes,
-            num_blocks=hit // size,
-            block_size=size,
-            num_prompt_tokens=request.num_prompt_tokens,
-            tokens=text.tokens,
-            answer=request.output_token_ids,
-            num_common=turn.num_found // size if num_common is None else num_common,
-        )
+        num_common = turn.num_found // size if turn.num_common is None else turn.num_common
+        kept = Kept.of(request, hit // size, size, num_common)
         program.leave(kept, turn.since, turn.diverged, now, turn.is_edit)
         end = self.groups.prompts_end(request)
         self._answers.finished(program, request.block_hashes, end)

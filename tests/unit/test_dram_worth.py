@@ -15,8 +15,9 @@ from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.decisions import DramWorth
 from continuum_connector.scheduler.turns import State, Turn, Turns
+from tests.unit.chains import request_of
 
-KEPT = Kept.of([b"block"], 1, 16)
+KEPT = Kept.of(request_of([b"block"]), 1, 16)
 SOON = Forecast.known(2.0)
 
 
