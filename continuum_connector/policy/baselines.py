@@ -59,7 +59,6 @@ from continuum_connector.policy.base import (
     Pin,
     RetentionPolicy,
     Snapshot,
-    Unpriced,
     must_free,
 )
 
@@ -71,7 +70,7 @@ def _pinned(ttl_s: float, snapshot: Snapshot, why: str) -> Choice:
     return Choice(Offload() if snapshot.has_tier else Free(), why)
 
 
-class Stock(Unpriced):
+class Stock(RetentionPolicy):
     """Free every turn and leave vLLM's order: what a server without us does."""
 
     why = "policy is stock"
@@ -82,7 +81,7 @@ class Stock(Unpriced):
         return Choice(Free(), self.why)
 
 
-class FixedTtl(Unpriced):
+class FixedTtl(RetentionPolicy):
     """Pin for `ttl_s`, or for what the client asked for, but never above `max_ttl_s`."""
 
     orders = True
@@ -104,7 +103,7 @@ class FixedTtl(Unpriced):
 RELEASED_S = 2.0  # both the slowest mean that is pinned and the pin's TTL
 
 
-class Released(Unpriced):
+class Released(RetentionPolicy):
     """Pin for 2 s, never above `max_ttl_s`, after calls of a tool that takes no longer on average.
 
     The released code knows no hints but the last step, so a client's `ttl_s` has no effect here.
@@ -132,7 +131,7 @@ class Released(Unpriced):
         return (self._ttl_s if mean_s <= RELEASED_S else 0.0), why
 
 
-class LruOffload(Unpriced):
+class LruOffload(RetentionPolicy):
     """Store every turn that has a full block; without a tier, free it."""
 
     orders = False
@@ -156,7 +155,7 @@ class ProgramOrder(Stock):
 K = 100  # calls; so many or fewer do not make an empirical CDF (section 4.2)
 
 
-class Continuum(Unpriced):
+class Continuum(RetentionPolicy):
     """Pin for the TTL of Equation 2; `max_ttl_s` bounds the candidates.
 
     The paper knows no hints but the last step, so a client's `ttl_s` has no effect here.
