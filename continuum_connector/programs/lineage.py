@@ -83,12 +83,6 @@ class _Known:
     pieces: tuple[bytes, ...] = ()
     num_answer_tokens: int = 0
 
-    def own_from(self, block_hashes: Sequence[bytes], following: int) -> int:
-        """From which block on a turn has text of its own, at the latest from `following`."""
-        if self.own is not None and has_block(block_hashes, *self.own):
-            return min(following, self.own[0])
-        return following
-
 
 class LineageIndex:
     """Ends of finished turns, at most `max_ends`; the least recently used leave first."""
@@ -133,7 +127,9 @@ class LineageIndex:
         if last is None:
             early = {prompt_end - back for back in EARLY if prompt_end >= back} - strong
         else:
-            own = known.own_from(block_hashes, following)
+            own = following
+            if known.own is not None and has_block(block_hashes, *known.own):
+                own = min(following, known.own[0])
             places = (own, *(prompt_end - back for back in BACK))
             strong |= {place for place in places if own <= place < prompt_end}
         for position in sorted(early | strong | {prompt_end - 1} - {-1}):
