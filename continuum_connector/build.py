@@ -27,7 +27,6 @@ from continuum_connector.scheduler.records import Records
 from continuum_connector.scheduler.scheduler import SchedulerSide
 from continuum_connector.scheduler.tiers.base import (
     Below,
-    EventFactory,
     NothingBelow,
     RankAt,
     Tier,
@@ -160,7 +159,7 @@ def make_tier(
     groups: KvGroups,
     traffic: Traffic,
     account: Account,
-    events: EventFactory | None,
+    events: compat.KvEventFactory | None,
     rank_at: RankAt | None,
     has_waiting: Callable[[str], bool],
 ) -> Tier:
@@ -225,7 +224,7 @@ def _trace(
     return trace
 
 
-def _tier_events(vllm_config: Any) -> EventFactory | None:
+def _tier_events(vllm_config: Any) -> compat.KvEventFactory | None:
     """KV events for DRAM blocks, where the server publishes KV events at all."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events or touched.is_off(Part.EVENTS):

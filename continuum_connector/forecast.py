@@ -30,7 +30,7 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
 from statistics import NormalDist
@@ -95,15 +95,10 @@ class Forecast:
             return self.held_at[-1] + (t - EDGES[-1]) * (1.0 - self.cdf[-1])
         if t <= 0.0:
             return 0.0
-        return self._before(bisect_right(EDGES, t), t)[1]
-
-    def _before(self, index: int, t: float) -> tuple[float, float]:
-        """`within` and `held` of a time in the bin that ends at EDGES[index]."""
-        low, p_low, held = 0.0, 0.0, 0.0
+        index, low, p_low, held = bisect_right(EDGES, t), 0.0, 0.0, 0.0
         if index:
             low, p_low, held = EDGES[index - 1], self.cdf[index - 1], self.held_at[index - 1]
-        p = p_low + (self.cdf[index] - p_low) * (t - low) / (EDGES[index] - low)
-        return p, held + (t - low) * (1.0 - (p_low + p) / 2)
+        return held + (t - low) * (1.0 - (p_low + self.within(t)) / 2)
 
     def quantile(self, q: float) -> float:
         """The time by which a share `q` of programs has returned; infinity if fewer ever do."""
@@ -152,7 +147,7 @@ class Forecast:
         first, best = bisect_right(EDGES, age), math.inf
         if first == _NUM_BINS:
             return best
-        p_now, held_now = self._before(first, age)
+        p_now, held_now = self.within(age), self.held(age)
         most = self.cdf[-1] - p_now
         if most <= _NOBODY:
             return best
@@ -232,17 +227,14 @@ class Survival:
 
     def shrunk(self, parent: Curve, weight: float) -> Row:
         """P(gap > EDGES[i]), with the parent's curve counted as `weight` new observations."""
-        returned, at_risk = self._returned_and_at_risk()
+        returned, left = np.frombuffer(self._counts).reshape(2, _NUM_BINS)
         after = np.asarray(parent)
         before = np.concatenate((_ONE, after[:-1]))
         pull = weight * self._unit
-        at_risk = np.maximum(at_risk + pull * before, 1e-12)  # with nobody at risk, nobody returns
+        at_risk = np.cumsum(left[::-1])[::-1] + pull * before
+        at_risk = np.maximum(at_risk, 1e-12)  # with nobody at risk, nobody returns
         hazard = (returned + pull * (before - after)) / at_risk
         return np.cumprod(np.clip(1.0 - hazard, 0.0, 1.0))
-
-    def _returned_and_at_risk(self) -> tuple[Row, Row]:
-        returned, left = np.frombuffer(self._counts).reshape(2, _NUM_BINS)
-        return returned, np.cumsum(left[::-1])[::-1]
 
     def _grow(self) -> None:
         self._unit *= _GROWTH
@@ -424,7 +416,7 @@ class ToolTimes:
         tool = self._tools.get(name)
         if tool is None:
             tool = self._tools[name] = _Key(BY_TOOL.get(name))
-        touch_and_evict(self._tools, name, MAX_TOOLS, _num_seen)
+        touch_and_evict(self._tools, name, MAX_TOOLS, lambda key: key.counts.num_seen)
         return tool
 
 
@@ -443,10 +435,6 @@ def _forecast(curve: Curve, num_seen: float) -> Forecast:
 
 def _short(name: str) -> str:
     return name[:_MAX_NAME]
-
-
-def _num_seen(key: _Key) -> float:
-    return key.counts.num_seen
 
 
 def touch_and_evict(
@@ -469,14 +457,12 @@ def touch_and_evict(
 MAX_RECORDS = 1000  # the most recent of a tool: ten times what the paper needs (its K = 100)
 
 
+@dataclass(eq=False, slots=True)
 class _Window:
     """The most recent gaps, both by arrival and by length."""
 
-    __slots__ = ("recent", "sorted")
-
-    def __init__(self) -> None:
-        self.recent: deque[float] = deque()
-        self.sorted: list[float] = []
+    recent: deque[float] = field(default_factory=deque)
+    sorted: list[float] = field(default_factory=list)
 
     def add(self, gap_s: float) -> None:
         self.recent.append(gap_s)

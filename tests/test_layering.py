@@ -27,7 +27,6 @@ PARTS = {
         "holds",
         "room",
         "records",
-        "outcomes",
         "snapshots",
         "turns",
         "programs",

@@ -67,7 +67,6 @@ AGE_WEIGHT = 1e-9
 class Adaptive:
     """KV that is needed soonest stays nearest, unless its room is worth more to others."""
 
-    name = "adaptive"
     orders = True
     reads = True
     ranks_dram = True
@@ -128,9 +127,6 @@ class Adaptive:
             "pin_store": offload + pin.gain,
         }
 
-    def _p_back(self, gap: Forecast) -> float:
-        return gap.within(self._max_ttl_s)
-
     def _with_hint(
         self, turn: FinishedTurn, snapshot: Snapshot, stake: Stake, pin: BestPin
     ) -> tuple[float, bool]:
@@ -139,7 +135,9 @@ class Adaptive:
         A client gets what it asks for as long as that costs others no more than it saves, at the
         current price, because what it adds gives way before every other pin. 0 s means no pin.
         """
-        pays = pin.gain > HOLD_S * turn.num_blocks and self._p_back(turn.gap) >= MIN_P_BACK
+        pays = (
+            pin.gain > HOLD_S * turn.num_blocks and turn.gap.within(self._max_ttl_s) >= MIN_P_BACK
+        )
         ttl_s = pin.ttl_s if pays else 0.0
         hint = turn.hints.ttl_s
         if hint is None:
@@ -154,7 +152,8 @@ class Adaptive:
         if not turn.gap.cdf[-1]:
             return "nobody expects it back"
         if not snapshot.has_tier:
-            back = f"{self._p_back(turn.gap):.0%} of such pauses end within {self._max_ttl_s:g} s"
+            p_back = turn.gap.within(self._max_ttl_s)
+            back = f"{p_back:.0%} of such pauses end within {self._max_ttl_s:g} s"
             again_s = f"{turn.prefill_s:.3g} s to compute again"
             return f"no pin pays: {back}, {again_s}{_source(turn)}"
         if snapshot.num_delayed * turn.prefill_s <= turn.load_s:

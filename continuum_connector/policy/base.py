@@ -203,13 +203,12 @@ class RetentionPolicy(Protocol):
     `orders`: whether waiting turns are put into program order; if not, vLLM's own order stays.
     `reads`: whether tool calls matter to it; if not, no output is read and no tokenizer is loaded.
     `ranks_dram`: whether `dram_rank` says whose blocks leave DRAM; if not, the least recently used
-    leave.
+    leave. The defaults are those of policies that price nothing.
     """
 
-    name: str
     orders: bool
     reads: bool
-    ranks_dram: bool
+    ranks_dram: bool = False
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         """Return the decision and why; a pure function of its arguments."""
@@ -220,22 +219,10 @@ class RetentionPolicy(Protocol):
 
         Programs that are done, and chains that a newer turn superseded, leave before all others.
         """
-        ...
-
-    def aged(self, value: float, gap: Forecast, age: float) -> float:
-        """Return what a pin made at `value` is worth after `age` seconds without a return."""
-        ...
-
-
-class Unpriced:
-    """Base of policies that price nothing: no pin's value ages, and DRAM goes by last use."""
-
-    ranks_dram = False
-
-    def dram_rank(self, resident: Resident, now: float) -> float:
         return resident.last_used
 
     def aged(self, value: float, gap: Forecast, age: float) -> float:
+        """Return what a pin made at `value` is worth after `age` seconds without a return."""
         return value
 
 

@@ -59,7 +59,6 @@ from continuum_connector.policy.base import (
     Pin,
     RetentionPolicy,
     Snapshot,
-    Unpriced,
     must_free,
 )
 
@@ -71,21 +70,20 @@ def _pinned(ttl_s: float, snapshot: Snapshot, why: str) -> Choice:
     return Choice(Offload() if snapshot.has_tier else Free(), why)
 
 
-class Stock(Unpriced):
+class Stock(RetentionPolicy):
     """Free every turn and leave vLLM's order: what a server without us does."""
 
-    name = "stock"
+    why = "policy is stock"
     orders = False
     reads = False
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        return Choice(Free(), "policy is stock")
+        return Choice(Free(), self.why)
 
 
-class FixedTtl(Unpriced):
+class FixedTtl(RetentionPolicy):
     """Pin for `ttl_s`, or for what the client asked for, but never above `max_ttl_s`."""
 
-    name = "fixed_ttl"
     orders = True
     reads = False
 
@@ -105,13 +103,12 @@ class FixedTtl(Unpriced):
 RELEASED_S = 2.0  # both the slowest mean that is pinned and the pin's TTL
 
 
-class Released(Unpriced):
+class Released(RetentionPolicy):
     """Pin for 2 s, never above `max_ttl_s`, after calls of a tool that takes no longer on average.
 
     The released code knows no hints but the last step, so a client's `ttl_s` has no effect here.
     """
 
-    name = "released"
     orders = True
     reads = True
 
@@ -134,10 +131,9 @@ class Released(Unpriced):
         return (self._ttl_s if mean_s <= RELEASED_S else 0.0), why
 
 
-class LruOffload(Unpriced):
+class LruOffload(RetentionPolicy):
     """Store every turn that has a full block; without a tier, free it."""
 
-    name = "lru_offload"
     orders = False
     reads = False
 
@@ -149,27 +145,22 @@ class LruOffload(Unpriced):
         return Choice(Offload(), "policy is lru_offload")
 
 
-class ProgramOrder(Unpriced):
+class ProgramOrder(Stock):
     """Free every turn; only the order of the waiting ones differs from stock vLLM."""
 
-    name = "program_order"
+    why = "policy is program_order"
     orders = True
-    reads = False
-
-    def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
-        return Choice(Free(), "policy is program_order")
 
 
 K = 100  # calls; so many or fewer do not make an empirical CDF (section 4.2)
 
 
-class Continuum(Unpriced):
+class Continuum(RetentionPolicy):
     """Pin for the TTL of Equation 2; `max_ttl_s` bounds the candidates.
 
     The paper knows no hints but the last step, so a client's `ttl_s` has no effect here.
     """
 
-    name = "continuum"
     orders = True
     reads = True
 

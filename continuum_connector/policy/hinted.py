@@ -42,7 +42,6 @@ class Hinted:
         self, policy: RetentionPolicy, max_ttl_s: float, max_fraction: float = MAX_FRACTION
     ) -> None:
         self.policy = policy
-        self.name = policy.name
         self.orders = policy.orders
         self.reads = policy.reads
         self.ranks_dram = policy.ranks_dram

@@ -74,18 +74,10 @@ class Kept:
     tail: bytes = b""
 
     @classmethod
-    def of(
-        cls,
-        hashes: Sequence[bytes],
-        num_blocks: int,
-        block_size: int,
-        num_prompt_tokens: int = 0,
-        tokens: Sequence[int] | None = None,
-        answer: Sequence[int] = (),
-        num_common: int = 0,
-    ) -> Kept:
-        """Mark the first `num_blocks` of `hashes`; `tokens`: the prompt's, `answer`: the
-        output's."""
+    def of(cls, request: Any, num_blocks: int, block_size: int, num_common: int = 0) -> Kept:
+        """Mark the first `num_blocks` of a turn's `request`."""
+        hashes, tokens = request.block_hashes, request.prompt_token_ids
+        num_prompt_tokens = request.num_prompt_tokens
         ends = {num_blocks * i // NUM_MARKS for i in range(1, NUM_MARKS + 1)} - {0}
         marks = tuple([(end - 1, hashes[end - 1]) for end in sorted(ends)])
         # The last block of a prompt may hold what its template puts before an answer alone.
@@ -94,7 +86,7 @@ class Kept:
         first = hashes[0] if num_blocks else b""
         kept = num_blocks * block_size
         tail = b"" if tokens is None else _tail(tokens, num_prompt_tokens)
-        pieces = _pieces(answer)
+        pieces = _pieces(request.output_token_ids)
         return cls(kept, marks, prompt, num_prompt_tokens, first, pieces, num_common, tail)
 
     def continued(self, hashes: Sequence[bytes], text: PromptText | None = None) -> int:

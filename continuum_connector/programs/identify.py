@@ -148,11 +148,9 @@ def _statements(
         statements.append(_client(xargs))
     sessions = xargs.get("session_id"), session_id
     statements += [_session(value) for value in sessions if value is not None]
-    return sorted(statements, key=_rank) if len(statements) > 1 else statements
-
-
-def _rank(statement: _Statement) -> int:
-    return _RANKS[statement.source]
+    if len(statements) > 1:
+        statements.sort(key=lambda each: _RANKS[each.source])
+    return statements
 
 
 def _continuum(fields: Mapping[str, Any]) -> _Statement:

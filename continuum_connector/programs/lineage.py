@@ -83,12 +83,6 @@ class _Known:
     pieces: tuple[bytes, ...] = ()
     num_answer_tokens: int = 0
 
-    def own_from(self, block_hashes: Sequence[bytes], following: int) -> int:
-        """From which block on a turn has text of its own, at the latest from `following`."""
-        if self.own is not None and has_block(block_hashes, *self.own):
-            return min(following, self.own[0])
-        return following
-
 
 class LineageIndex:
     """Ends of finished turns, at most `max_ends`; the least recently used leave first."""
@@ -133,7 +127,9 @@ class LineageIndex:
         if last is None:
             early = {prompt_end - back for back in EARLY if prompt_end >= back} - strong
         else:
-            own = known.own_from(block_hashes, following)
+            own = following
+            if known.own is not None and has_block(block_hashes, *known.own):
+                own = min(following, known.own[0])
             places = (own, *(prompt_end - back for back in BACK))
             strong |= {place for place in places if own <= place < prompt_end}
         for position in sorted(early | strong | {prompt_end - 1} - {-1}):
@@ -148,7 +144,9 @@ class LineageIndex:
             pieces = pieces_of(answer)
             self._known[program] = _Known(first, known.parted, pieces, num_answer_tokens)
         while len(self._ends) > self._max_ends:
-            self._drop(next(iter(self._ends)))
+            oldest = next(iter(self._ends))
+            self._unlink(oldest, self._ends[oldest].program)
+            self._remove(oldest)
 
     def match(
         self,
@@ -281,10 +279,6 @@ class LineageIndex:
                 return
             old.live = True
         self._by_program.setdefault(end.program, {})[block_hash] = None
-
-    def _drop(self, block_hash: bytes) -> None:
-        self._unlink(block_hash, self._ends[block_hash].program)
-        self._remove(block_hash)
 
     def _unlink(self, block_hash: bytes, program: str) -> None:
         """Take an end off its program's list; spent ends are on none."""

@@ -437,7 +437,8 @@ class ProgramTable:
             known = self._lineage.match(block_hashes, num_prompt_tokens, tokens)
             known = known if known in self._programs else None
             if identity is None:
-                identity = _inferred(known, hints or Hints())
+                source = IdentitySource.NONE if known is None else IdentitySource.LINEAGE
+                identity = Identity(known or anonymous_key(), source, hints or Hints())
             elif may_be_many:
                 identity = self._one_of(identity, known)
             if is_open and known is not None:
@@ -464,18 +465,15 @@ class ProgramTable:
         program: Program,
         hints: Hints,
         now: float,
-        block_hashes: Sequence[bytes] = (),
+        request: Any = None,
         num_prompt_blocks: int = 0,
-        num_prompt_tokens: int = 0,
         is_stray: bool = False,
-        answer: Sequence[int] = (),
     ) -> None:
         """A turn of `program` that began with those `hints` is over.
 
-        `block_hashes` are those of prompt and output, by which the program can be recognised
-        without an id from now on. The first `num_prompt_blocks` are the prompt's own, which has
-        `num_prompt_tokens`; `answer` has the output's. A turn whose output is lost has none. A
-        stray turn leaves no trace (strays, in turns.py).
+        By the block hashes of its `request` the program can be recognised without an id from now
+        on; the first `num_prompt_blocks` are the prompt's own. None: its output is lost. A stray
+        turn leaves no trace (strays, in turns.py).
         """
         program.num_active -= 1
         if program.num_turns == 1:
@@ -486,14 +484,14 @@ class ProgramTable:
             program.last_seen = now
             program.final |= bool(hints.final)
             program.parent = program.parent or hints.parent
-            if block_hashes:
+            if request is not None and request.block_hashes:
                 self._lineage.register(
                     program.key,
-                    block_hashes,
+                    request.block_hashes,
                     num_prompt_blocks,
                     program.parent,
-                    num_prompt_tokens,
-                    answer,
+                    request.num_prompt_tokens,
+                    request.output_token_ids,
                 )
         self._shrink()
 
@@ -538,12 +536,6 @@ class ProgramTable:
                 del self._programs[key]
                 self._once[program.is_named].pop(key, None)
                 self._lineage.forget(key)
-
-
-def _inferred(known: str | None, hints: Hints) -> Identity:
-    if known is not None:
-        return Identity(known, IdentitySource.LINEAGE, hints)
-    return Identity(anonymous_key(), IdentitySource.NONE, hints)
 
 
 def _start_over(program: Program, now: float) -> None:

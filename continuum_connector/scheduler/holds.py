@@ -7,7 +7,8 @@ reference for all our holds, because calling the pool would double the time to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,16 +34,14 @@ def num_usable(pool: BlockPool) -> int:
     return pool.num_gpu_blocks - 1
 
 
+@dataclass(eq=False, slots=True)
 class Hold:
     """Blocks that a pin or a copy of ours still needs. `blocks` is in chain order, head first;
     `ids` are their numbers."""
 
-    __slots__ = ("blocks", "ids", "released")
-
-    def __init__(self, blocks: Sequence[Any], ids: BlockIds) -> None:
-        self.blocks = tuple(blocks)
-        self.ids = ids
-        self.released = False
+    blocks: tuple[Any, ...]
+    ids: BlockIds
+    released: bool = False
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -63,7 +62,7 @@ class HoldTable:
     def take(self, blocks: Sequence[Any], ids: BlockIds) -> Hold:
         """Keep `blocks`, whose numbers are `ids`, alive until `release`. Cost grows with the
         number of blocks."""
-        hold = Hold(blocks, ids)
+        hold = Hold(tuple(blocks), ids)
         self._touch(hold)
         self.num_holds += 1
         return hold
@@ -71,25 +70,17 @@ class HoldTable:
     def adopt(self, blocks: Sequence[Any], ids: BlockIds) -> Hold:
         """Make a request's own references to its `blocks`, whose numbers are `ids`, a hold: the
         pool counts each once, as one of ours."""
-        hold = Hold(blocks, ids)
+        hold = Hold(tuple(blocks), ids)
         if len(self._first(hold)) < len(hold):  # others count twice now, as the request's and ours
             others = (self._all_refs[hold.ids] > 1).nonzero()[0]
             self._pool.free_blocks(reversed(_those(hold.blocks, others)))
         self.num_holds += 1
         return hold
 
-    def take_ids(self, block_ids: Iterable[int]) -> Hold:
-        """Take a hold on the blocks with these numbers."""
-        ids = np.fromiter(block_ids, np.int32)
-        return self.take([self._pool.blocks[block_id] for block_id in ids], ids)
-
     def release(self, hold: Hold) -> None:
         """Drop the hold; blocks without another reference become free, and are evicted tail
         first."""
-        if hold.released:
-            raise InvariantError(f"hold of {len(hold)} blocks released twice")
-        hold.released = True
-        self.num_holds -= 1
+        self.settle_trial(hold)
         self._untouch(hold)
 
     def try_without(self, hold: Hold) -> None:
@@ -125,18 +116,6 @@ class HoldTable:
         last = _become(self._all_refs, hold.ids, -1, 0)
         # Tail first: its hash covers the most tokens, so it is the least likely to be hit again.
         self._pool.free_blocks(reversed(_those(hold.blocks, last)))
-
-    def check(self) -> None:
-        """Prove that the pool knows of the blocks we hold; O(blocks), for tests."""
-        if (self._refs < 0).any():
-            raise InvariantError(f"negative references on blocks {np.where(self._refs < 0)[0]}")
-        for block_id in np.nonzero(self._refs)[0]:
-            if not self._pool.blocks[block_id].ref_cnt:
-                raise InvariantError(f"block {block_id} is free, and we hold it")
-        if self.num_blocks != np.count_nonzero(self._refs):
-            raise InvariantError(
-                f"{self.num_blocks} blocks counted as held, {np.count_nonzero(self._refs)} are"
-            )
 
 
 def _become(refs: Any, ids: BlockIds, change: int, number: int) -> Any:

@@ -51,6 +51,12 @@ def block_key(block_hash: bytes, group: int) -> Key:
     return block_hash + group.to_bytes(4, "big")
 
 
+def full_keys(hashes: Sequence[bytes]) -> list[Key]:
+    """The names of a model's blocks of full attention."""
+    suffix = block_key(b"", 0)
+    return [block_hash + suffix for block_hash in hashes]
+
+
 def ids_of(blocks: Sequence[Any]) -> BlockIds:
     """The numbers of these blocks; in C, because there may be thousands."""
     return np.fromiter(map(_NUMBER, blocks), np.int32, len(blocks))

@@ -171,15 +171,12 @@ class Retention:
             self._end(pin, PinEnd.EXPIRED, now)
 
     # --- pressure ---------------------------------------------------------------------
-    def give_up_cheapest(self, now: float) -> bool:
-        """End the pin that gives way first; False if there is none."""
+    def give_up_cheapest(self, now: float) -> None:
+        """End the pin that gives way first."""
         pins = self.pins.cheapest_first()
-        cheapest = next(pins, None)
+        cheapest = next(pins)
         pins.close()
-        if cheapest is None:
-            return False
         self._end(cheapest, PinEnd.PRESSURE, now)
-        return True
 
     def gave_way(self, pin: LivePin, now: float) -> None:
         """An allocation took the blocks that the pin gave up on trial: complete the pin's end."""

@@ -1,6 +1,6 @@
 """Records: reports what happened in metrics, in the trace, and to the client. Decides nothing.
 
-Outcomes: what came of each decision, once it is known. A decision stays open until its program's
+Outcomes are what came of each decision, once it is known. A decision stays open until its program's
 next turn is admitted, which shows what was kept and what was lost, or until we no longer expect
 that turn. Each decision closes exactly once.
 
@@ -41,7 +41,7 @@ class Records:
     def __init__(self, account: Account, trace: Any, away: Away) -> None:
         self.account = account
         self.trace = trace
-        self.outcomes = Outcomes(account, trace, away)
+        self._away = away
 
     def arrived(
         self, request: Any, turn: Turn, returns: bool, gap_s: float | None, now: float
@@ -49,7 +49,9 @@ class Records:
         self.account.count("turns", label=turn.identity.source.value)
         if turn.diverged is not None:
             self.account.count("diverged_turns")
-        self.outcomes.arrived(turn, returns, now)
+        one = self._away.decision_of(turn.program.key)
+        if one is not None and not turn.is_stray:
+            one.came_back(turn, returns, now)
         if not self.trace.enabled:
             return
         self.trace.record(
@@ -69,7 +71,10 @@ class Records:
         for memory, num_tokens in turn.hit_tokens.items():
             if num_tokens:
                 self.account.count("hit_tokens", num_tokens, memory)
-        self._count_against_stock(turn)
+        against, unknown = turn.against_stock, {"unknown": turn.num_found}
+        for kept, num_tokens in (unknown if against is None else against.as_dict()).items():
+            if num_tokens:
+                self.account.count("tokens_against_stock", num_tokens, kept)
         if self.trace.enabled:
             self.trace.record(
                 "admit",
@@ -79,19 +84,12 @@ class Records:
                 waited_s=now - turn.arrival,
                 tokens=request.num_tokens,
                 hit_tokens=turn.hit_tokens,
-                **_of_stock(turn),
-                **_from_below(turn),
+                **_of_stock_and_below(turn),
             )
-        self.outcomes.admitted(turn, request.num_prompt_tokens, now)
-
-    def _count_against_stock(self, turn: Turn) -> None:
-        against = turn.against_stock
-        if against is None:
-            self.account.count("tokens_against_stock", turn.num_found, "unknown")
-            return
-        for kept, num_tokens in against.as_dict().items():
-            if num_tokens:
-                self.account.count("tokens_against_stock", num_tokens, kept)
+        one = self._away.decision_of(turn.program.key)
+        if one is not None and turn in one.back:  # its outcome is known
+            found = FoundTokens.of(one.kept_tokens, turn, request.num_prompt_tokens)
+            self._close(one, _outcome(one, turn, found), now, found)
 
     def decided(
         self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
@@ -121,7 +119,7 @@ class Records:
                 known=_known(finished, snapshot, ttl_s),
                 hints=_told(choice.receipts),
             )
-        self.outcomes.decided(turn, finished, snapshot, choice, now)
+        self._open(turn, finished, snapshot, choice, now)
 
     def happened(self, event: str, now: float, turn: Turn | None = None, **fields: Any) -> None:
         """Record an event that only the trace reports."""
@@ -133,7 +131,7 @@ class Records:
         self.account.count("pins_started")
 
     def pin_ended(self, pin: LivePin, cause: PinEnd, now: float) -> None:
-        self.outcomes.pin_ended(pin, cause, now)
+        self._note_pin_end(pin, cause, now)
         self.account.count("pins_ended", label=cause.value)
         self.account.observe("pin_seconds", now - pin.started)
         if self.trace.enabled:
@@ -170,15 +168,122 @@ class Records:
     def switched(self, is_on: bool, now: float) -> None:
         """An operator switched us on or off."""
         if not is_on:
-            self.outcomes.close(now, "switched_off")
+            self._close_all(now, "switched_off")
         self.account.gauge("switched_on", float(is_on))
         self.trace.record("switch", now, on=is_on)
 
     def close(self, now: float) -> None:
         """The server stops: report what is still open, then nothing more. Idempotent."""
-        self.outcomes.close(now)
+        self._close_all(now, "never")
         self.trace.record("stop", now)
         self.trace.close()
+
+    def silent(self, absence: Absence, now: float) -> None:
+        """The program is not expected back: close its decision, unless a turn waits or the pin
+        lives."""
+        one = absence.decision
+        if one is not None and not (one.back or one.has_pin):
+            self._close(one, "never", now)
+
+    # --- outcomes ---------------------------------------------------------------------
+    def _open(
+        self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
+    ) -> None:
+        """A turn is done. If an older decision of its program is still open, the program's turns
+        overlap; the next turn shows the outcome of the newest decision."""
+        decision = choice.decision
+        # The time within which a returning turn finds what we decided to keep. Whether a forecast
+        # of a later return comes true is known too late to judge it.
+        kept_s = min(snapshot.residence_s, OVER_S)
+        horizon_s = decision.ttl_s if isinstance(decision, Pin) else kept_s
+        one = OpenDecision(
+            program=finished.program,
+            turn=finished.turn,
+            prefill_s=finished.prefill_s,
+            load_s=finished.load_s,
+            p=finished.gap.within(horizon_s),
+            decision=name_of(decision),
+            kept_tokens=turn.program.kept.num_tokens,
+            decided=now,
+            horizon_s=horizon_s,
+        )
+        is_over = isinstance(decision, Free) and (finished.aborted or finished.is_last)
+        older = self._away.decision_of(finished.program)
+        if older is not None:
+            older.back.pop(turn, None)  # if it is in, its client went away before it was admitted
+            if not is_over:
+                self._close(older, "superseded", now)
+            elif finished.hints.final and not (turn.is_stray or older.has_pin):
+                # Otherwise its pin's end or its program's next turn shows the outcome.
+                self._close(older, "never", now)
+        if is_over:
+            self._tell(one, "done", now)
+            return
+        forgotten = self._away.decided(turn.program, one, now)
+        if forgotten is not None:
+            self._tell(forgotten, "never", now)
+
+    def _note_pin_end(self, pin: LivePin, cause: PinEnd, now: float) -> None:
+        """A pin ended; the next turn, if it comes, shows what that means.
+
+        A superseded pin belongs to an older decision, which is closed by now, and so may any other.
+        """
+        one = self._away.decision_of(pin.program)
+        is_its = one is not None and one.has_pin and one.decided == pin.started
+        if one is None or not is_its or cause is PinEnd.SUPERSEDED:
+            return
+        one.pin_ended(cause)
+        if cause is PinEnd.PROGRAM_DONE:
+            self._close(one, "never", now)
+
+    def _close_all(self, now: float, outcome: str) -> None:
+        """Close all open decisions. Either the server stops, and programs that are away never
+        return, or the connector is switched off, and nobody sees which programs return."""
+        for one in self._away.decisions():
+            self._close(one, outcome, now)
+
+    def _close(
+        self, one: OpenDecision, outcome: str, now: float, found: FoundTokens | None = None
+    ) -> None:
+        self._away.close(one.program)
+        self._tell(one, outcome, now, found)
+
+    def _tell(
+        self, one: OpenDecision, outcome: str, now: float, found: FoundTokens | None = None
+    ) -> None:
+        self.account.count("outcomes", label=f"{one.decision}_{outcome}")
+        self._judge(one, outcome, now)
+        if not self.trace.enabled:
+            return
+        fields = {} if found is None else _found(one, found)
+        self.trace.record(
+            "outcome",
+            now,
+            program=one.program,
+            turn=one.turn,
+            decision=one.decision,
+            outcome=outcome,
+            next_turn=None if found is None else found.turn,
+            gap_s=one.gap_s,
+            open_s=now - one.decided,
+            horizon_s=one.horizon_s,
+            p=one.p,
+            kept_tokens=one.kept_tokens,
+            **fields,
+        )
+
+    def _judge(self, one: OpenDecision, outcome: str, now: float) -> None:
+        """Count the forecast, if it is known whether it came true. A program that was over at once
+        had none to judge: it is not expected back."""
+        if outcome == "done":
+            return
+        watched_s = 0.0 if outcome == "superseded" else now - one.decided
+        is_true = came_true(one.gap_s, watched_s, one.horizon_s)
+        if is_true is None:
+            return
+        chance = CHANCES[min(int(one.p * len(CHANCES)), len(CHANCES) - 1)]
+        self.account.count("forecasts", label=chance)
+        self.account.count("forecasts_true", int(is_true), label=chance)
 
 
 def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
@@ -190,8 +295,7 @@ def answer(turn: Turn, choice: Choice) -> dict[str, Any]:
         "decision": name_of(decision),
         "ttl_s": decision.ttl_s if isinstance(decision, Pin) else 0.0,
         "cached_tokens": turn.hit_tokens,
-        **_of_stock(turn),
-        **_from_below(turn),
+        **_of_stock_and_below(turn),
         **_of_divergence(turn),
     }
     if turn.held_s:
@@ -216,18 +320,16 @@ def _told(receipts: Sequence[Receipt]) -> list[dict[str, Any]]:
     return told
 
 
-def _from_below(turn: Turn) -> dict[str, Any]:
-    return {} if turn.below is None else turn.below.as_dict()
-
-
 def _of_divergence(turn: Turn) -> dict[str, Any]:
     return {} if turn.diverged is None else {"diverged": turn.diverged.as_dict()}
 
 
-def _of_stock(turn: Turn) -> dict[str, Any]:
-    """Who kept its tokens, where anybody knows; a turn that never ran looked for none."""
+def _of_stock_and_below(turn: Turn) -> dict[str, Any]:
+    """Who kept its tokens, where anybody knows; a turn that never ran looked for none. What a
+    memory below DRAM had for it."""
     against = turn.against_stock
-    return {} if against is None else {"against_stock": against.as_dict()}
+    told = {} if against is None else {"against_stock": against.as_dict()}
+    return told if turn.below is None else {**told, **turn.below.as_dict()}
 
 
 def _known(finished: FinishedTurn, snapshot: Snapshot, ttl_s: float | None) -> dict[str, Any]:
@@ -268,8 +370,9 @@ _OF_PIN_END = {
 
 @dataclass(frozen=True)
 class FoundTokens:
-    """Where the tokens of a finished turn were when its program's next turn was admitted."""
+    """Where the tokens of a finished turn were when its program's next, `turn`, was admitted."""
 
+    turn: int
     by_memory: dict[str, int]  # nearest first
     recomputed: int
     against_stock: AgainstStock | None = None  # by who kept them; None if nobody knows
@@ -285,142 +388,13 @@ class FoundTokens:
         against = None
         if turn.stock_tokens is not None:
             against = AgainstStock.of(shared - left, min(shared, turn.stock_tokens))
-        return cls(found, left, against)
+        return cls(turn.number, found, left, against)
 
     @property
     def most(self) -> str:
         """Where most of the tokens were; in a tie, the slower place."""
         memory = max(reversed(self.by_memory), key=self.by_memory.__getitem__)
         return f"in_{memory}" if self.by_memory[memory] > self.recomputed else "recomputed"
-
-
-class Outcomes:
-    """Microseconds per call. `len`: how many decisions are open."""
-
-    def __init__(self, account: Account, trace: Any, away: Away) -> None:
-        self._account = account
-        self._trace = trace
-        self._away = away
-
-    def __len__(self) -> int:
-        return len(self._away.decisions())
-
-    # --- what happened ----------------------------------------------------------------
-    def decided(
-        self, turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
-    ) -> None:
-        """A turn is done. If an older decision of its program is still open, the program's turns
-        overlap; the next turn shows the outcome of the newest decision."""
-        one = _opened(turn, finished, snapshot, choice, now)
-        is_over = isinstance(choice.decision, Free) and (finished.aborted or finished.is_last)
-        older = self._away.decision_of(finished.program)
-        if older is not None:
-            older.back.pop(turn, None)  # if it is in, its client went away before it was admitted
-            if not is_over:
-                self._close(older, "superseded", now)
-            elif finished.hints.final and not (turn.is_stray or older.has_pin):
-                # Otherwise its pin's end or its program's next turn shows the outcome.
-                self._close(older, "never", now)
-        if is_over:
-            self._tell(one, "done", now)
-            return
-        forgotten = self._away.decided(turn.program, one, now)
-        if forgotten is not None:
-            self._tell(forgotten, "never", now)
-
-    def arrived(self, turn: Turn, fits: bool, now: float) -> None:
-        """A turn arrived; `fits`: its program's pin waits for it."""
-        one = self._away.decision_of(turn.program.key)
-        if one is None or turn.is_stray:
-            return
-        one.came_back(turn, fits, now)
-
-    def admitted(self, turn: Turn, num_prompt_tokens: int, now: float) -> None:
-        """A turn runs: if it came after an open decision, that decision's outcome is known."""
-        one = self._away.decision_of(turn.program.key)
-        if one is not None and turn in one.back:
-            found = FoundTokens.of(one.kept_tokens, turn, num_prompt_tokens)
-            self._close(one, _outcome(one, turn, found), now, found, turn)
-
-    def pin_ended(self, pin: LivePin, cause: PinEnd, now: float) -> None:
-        """A pin ended; the next turn, if it comes, shows what that means.
-
-        A superseded pin belongs to an older decision, which is closed by now, and so may any other.
-        """
-        one = self._away.decision_of(pin.program)
-        is_its = one is not None and one.has_pin and one.decided == pin.started
-        if one is None or not is_its or cause is PinEnd.SUPERSEDED:
-            return
-        one.pin_ended(cause)
-        if cause is PinEnd.PROGRAM_DONE:
-            self._close(one, "never", now)
-
-    def silent(self, absence: Absence, now: float) -> None:
-        """The program is not expected back: close its decision, unless a turn waits or the pin
-        lives."""
-        one = absence.decision
-        if one is not None and not (one.back or one.has_pin):
-            self._close(one, "never", now)
-
-    def close(self, now: float, outcome: str = "never") -> None:
-        """Close all open decisions. Either the server stops, and programs that are away never
-        return, or the connector is switched off, and nobody sees which programs return."""
-        for one in self._away.decisions():
-            self._close(one, outcome, now)
-
-    # --- parts ------------------------------------------------------------------------
-    def _close(
-        self,
-        one: OpenDecision,
-        outcome: str,
-        now: float,
-        found: FoundTokens | None = None,
-        to: Any = None,
-    ) -> None:
-        self._away.close(one.program)
-        self._tell(one, outcome, now, found, to)
-
-    def _tell(
-        self,
-        one: OpenDecision,
-        outcome: str,
-        now: float,
-        found: FoundTokens | None = None,
-        turn: Turn | None = None,
-    ) -> None:
-        self._account.count("outcomes", label=f"{one.decision}_{outcome}")
-        self._judge(one, outcome, now)
-        if not self._trace.enabled:
-            return
-        fields = {} if found is None else _found(one, found)
-        self._trace.record(
-            "outcome",
-            now,
-            program=one.program,
-            turn=one.turn,
-            decision=one.decision,
-            outcome=outcome,
-            next_turn=None if turn is None else turn.number,
-            gap_s=one.gap_s,
-            open_s=now - one.decided,
-            horizon_s=one.horizon_s,
-            p=one.p,
-            kept_tokens=one.kept_tokens,
-            **fields,
-        )
-
-    def _judge(self, one: OpenDecision, outcome: str, now: float) -> None:
-        """Count the forecast, if it is known whether it came true. A program that was over at once
-        had none to judge: it is not expected back."""
-        if outcome == "done":
-            return
-        watched_s = 0.0 if outcome == "superseded" else now - one.decided
-        is_true = came_true(one.gap_s, watched_s, one.horizon_s)
-        if is_true is None:
-            return
-        chance = CHANCES[min(int(one.p * len(CHANCES)), len(CHANCES) - 1)]
-        self._account.count("forecasts", label=chance)
-        self._account.count("forecasts_true", int(is_true), label=chance)
 
 
 def _outcome(one: OpenDecision, turn: Turn, found: FoundTokens) -> str:
@@ -431,27 +405,6 @@ def _outcome(one: OpenDecision, turn: Turn, found: FoundTokens) -> str:
     if fits is False:
         return "diverged"
     return "in_time" if one.pin_end is None else _OF_PIN_END.get(one.pin_end, "in_time")
-
-
-def _opened(
-    turn: Turn, finished: FinishedTurn, snapshot: Snapshot, choice: Choice, now: float
-) -> OpenDecision:
-    decision = choice.decision
-    # The time within which a returning turn finds what we decided to keep. Whether a forecast of a
-    # later return comes true is known too late to judge it.
-    horizon_s = decision.ttl_s if isinstance(decision, Pin) else min(snapshot.residence_s, OVER_S)
-    return OpenDecision(
-        program=finished.program,
-        turn=finished.turn,
-        num_tokens=finished.num_tokens,
-        prefill_s=finished.prefill_s,
-        load_s=finished.load_s,
-        p=finished.gap.within(horizon_s),
-        decision=name_of(decision),
-        kept_tokens=turn.program.kept.num_tokens,
-        decided=now,
-        horizon_s=horizon_s,
-    )
 
 
 def _found(one: OpenDecision, found: FoundTokens) -> dict[str, Any]:

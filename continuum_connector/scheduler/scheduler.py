@@ -117,18 +117,10 @@ class SchedulerSide:
             decider, self.snapshots, self.retention, tier, records, groups.are_simple
         )
         self.room = Room(pool, self.retention, decider.worth_now, costs)
+        self._epochs = Epochs(self.retention, tier, records, stock, is_vram_empty)
         self.steps = Steps(
-            self.retention,
-            tier,
-            decider,
-            reader,
-            records,
-            stock,
-            self.room,
-            waker,
-            is_vram_empty,
+            self._epochs, self.retention, tier, decider, reader, records, self.room, waker
         )
-        self._epochs = self.steps.epochs
         self.step_trace = StepTrace(config.trace_steps_s, self.snapshots.levels, records)
 
     # --- arrival ----------------------------------------------------------------------
@@ -239,7 +231,7 @@ class SchedulerSide:
         if num_external:
             found = self.tier.load(turn.program.key, request, block_ids, num_external, now)
         before = turn.state
-        self.turns.run(turn)
+        self.turns.move(turn, State.RUNNING)
         if before is not State.RUNNING:  # else it has loaded, and now computes
             in_stock = self._stock.admitted(request, turn.vram_tokens)
             if before is State.WAITING:
@@ -277,7 +269,7 @@ class SchedulerSide:
         turn = self.turns.get(request_id)
         if turn is not None:
             self.waits.adapters.left(turn)
-            self.turns.preempt(turn)
+            self.turns.move(turn, State.PREEMPTED)
             self._stock.preempted(request_id)
             self.tier.take_back(turn.program.key)
             self.records.happened("preempt", now, turn)
@@ -335,14 +327,12 @@ class SchedulerSide:
             turn.program,
             turn.identity.hints,
             now,
-            () if end is TurnEnd.ABORTED else request.block_hashes,
+            None if end is TurnEnd.ABORTED else request,
             num_prompt_blocks=request.num_prompt_tokens // self.groups.hash_size,
-            num_prompt_tokens=request.num_prompt_tokens,
             is_stray=turn.is_stray,
-            answer=request.output_token_ids,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
-            self._note_kept(turn, request, text, blocks, now)
+            self._note_kept(turn, request, blocks, now)
         # Before the first decision, or the average is one block and this turn counts as hundreds.
         self._costs.assume(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:
@@ -387,21 +377,11 @@ class SchedulerSide:
         if turn.program.departs(turn.since, request.block_hashes):
             yield self.groups.departs_at(request, turn.num_found)
 
-    def _note_kept(
-        self, turn: Turn, request: Any, text: PromptText, blocks: ChainBlocks, now: float
-    ) -> None:
+    def _note_kept(self, turn: Turn, request: Any, blocks: ChainBlocks, now: float) -> None:
         program, size = turn.program, self.groups.hash_size
         hit = max(0, blocks.end - self.groups.num_proof_tokens)
-        num_common = turn.num_common
-        kept = Kept.of(
-            request.block_hashes,
-            num_blocks=hit // size,
-            block_size=size,
-            num_prompt_tokens=request.num_prompt_tokens,
-            tokens=text.tokens,
-            answer=request.output_token_ids,
-            num_common=turn.num_found // size if num_common is None else num_common,
-        )
+        num_common = turn.num_found // size if turn.num_common is None else turn.num_common
+        kept = Kept.of(request, hit // size, size, num_common)
         program.leave(kept, turn.since, turn.diverged, now, turn.is_edit)
         end = self.groups.prompts_end(request)
         self._answers.finished(program, request.block_hashes, end)
@@ -443,24 +423,23 @@ class Steps:
 
     def __init__(
         self,
+        epochs: Epochs,
         retention: Retention,
         tier: Tier,
         decider: Decider,
         reader: ToolReader,
         records: Records,
-        stock: UnknownStock,
         room: Room,
         waker: Any,
-        is_vram_empty: Callable[[], bool],
     ) -> None:
+        self.epochs = epochs
         self._retention = retention
         self._pins = retention.pins
         self._tier, self._traffic = tier, tier.traffic
         self._decider, self._away, self._reader = decider, decider.away, reader
-        self._records, self._outcomes = records, records.outcomes
+        self._records = records
         self._room = room
         self._waker = waker
-        self.epochs = Epochs(retention, tier, records, stock, is_vram_empty)
         self._told_reason = ""
         self._owes_step = False  # metrics show a reset only after a step
         self._idle_until = -math.inf  # until then `plan` may be left out
@@ -524,12 +503,11 @@ class Steps:
     def fell_silent(self, absence: Absence, now: float) -> None:
         """The program is not expected back: count its gaps, and close its decision."""
         self._decider.silent(absence, now)
-        self._outcomes.silent(absence, now)
+        self._records.silent(absence, now)
 
     def will_free_blocks(self, now: float) -> bool:
         """Whether a store in flight will release its blocks soon enough to wait for it."""
-        age = self._traffic.oldest_store_age(now)
-        return age is not None and age < MAX_STORE_WAIT_S
+        return self._traffic.oldest_store_age(now) < MAX_STORE_WAIT_S
 
     def new_epoch(self, cause: Cause, now: float, why: str = "") -> None:
         """KV computed until now is outdated: end every pin, and forget every block below VRAM."""

@@ -3,7 +3,7 @@ that is away; and Turns, PinTable, Away: the one table of each.
 
 Turns also answers what making room in DRAM asks of waiting turns. An absence has gaps, from which
 we learn how long absences last, and an OpenDecision, of which we report how good it was. Decider
-and Outcomes end these. No other table knows which programs are away, and nothing else looks for
+and Records end these. No other table knows which programs are away, and nothing else looks for
 programs that have fallen silent.
 """
 
@@ -311,8 +311,7 @@ class PinTable:
     def make_wish(self, pin: LivePin) -> None:
         """From now on only its client wants the pin: it gives way before all that are no wish."""
         pin.is_wish = True
-        pin.rank = (-math.inf, pin.rank[1])
-        self._queue(pin)
+        self.revalue(pin, -math.inf)
 
     def revalue(self, pin: LivePin, value: float) -> None:
         """Give the pin a new worth; -inf: it is only a client's wish."""
@@ -401,13 +400,12 @@ class Turns:
         insort(self._arrivals, turn.program_arrival)
         self._num_by_program[turn.program.key] += 1
 
-    def run(self, turn: Turn) -> None:
-        """The turn is admitted, for the first time or again."""
-        self._move(turn, State.RUNNING)
-
-    def preempt(self, turn: Turn) -> None:
-        """The turn is put back. If it began while we were off, we hear of it only now."""
-        self._move(turn, State.PREEMPTED)
+    def move(self, turn: Turn, state: State) -> None:
+        """The turn is admitted, for the first time or again, or is put back. If it began while we
+        were off, we hear of it only then."""
+        if turn.state is State.WAITING:
+            self._no_longer_waits(turn)
+        turn.state = state
 
     def end(self, request_id: str) -> Turn | None:
         """Forget the turn and return it; None if it is not known."""
@@ -435,11 +433,6 @@ class Turns:
         """The share of the waiting turns whose programs arrived before `arrival`."""
         return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0
 
-    def _move(self, turn: Turn, state: State) -> None:
-        if turn.state is State.WAITING:
-            self._no_longer_waits(turn)
-        turn.state = state
-
     def _no_longer_waits(self, turn: Turn) -> None:
         del self._arrivals[bisect_left(self._arrivals, turn.program_arrival)]
         key = turn.program.key
@@ -459,7 +452,6 @@ class OpenDecision:
 
     program: str
     turn: int
-    num_tokens: int
     prefill_s: float
     load_s: float
     p: float
@@ -510,9 +502,6 @@ class Away:
         self._once: OrderedDict[str, None] = OrderedDict()  # of unnamed programs of one turn
         # Gaps by program and begin, and after how many seconds a turn may have ended them.
         self._held: OrderedDict[str, dict[float, tuple[Gap, float]]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._absences)
 
     # --- gaps -------------------------------------------------------------------------
     def left(self, program: Program, asked: Asked, now: float) -> None:

@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from continuum_connector.costs import Costs, Level
 from continuum_connector.observe.account import Account
@@ -58,13 +58,6 @@ class Member:
     last_end: float = -math.inf
     has_begun: bool = False
     blocks: float = 0.0
-
-
-class Held(NamedTuple):
-    """What the gate knows of a turn: its tokens, and since when it waits here."""
-
-    num_tokens: int
-    since: float
 
 
 LetIn = tuple[Turn, Because]  # why it may begin
@@ -110,16 +103,13 @@ class Gate:
         self._away = away
         self._max_programs = max_programs
         self._account = account
-        self._line: OrderedDict[Turn, Held] = OrderedDict()
+        self._line: OrderedDict[Turn, int] = OrderedDict()  # since their arrival; their tokens
         self._num_held: Counter[str] = Counter()  # by program
         self.members: OrderedDict[str, Member] = OrderedDict()  # evaluated longest ago is first
         self.blocks = 0.0  # that they will need within a cycle
         self._ends: deque[int] = deque(maxlen=NUM_ENDS)  # sizes
         self.cycle_s = FIRST_CYCLE_S
         self._num_cycles = 0
-
-    def __len__(self) -> int:
-        return len(self._line)
 
     def is_due(self) -> bool:
         """Whether a turn is held."""
@@ -130,8 +120,8 @@ class Gate:
         return (turn.request_id for turn in self._line)
 
     # --- which turns are held ---------------------------------------------------------
-    def holds(self, turn: Turn, num_tokens: int, num_known: int, now: float) -> bool:
-        """Whether the turn must wait here; repeated calls agree until it is let in.
+    def holds(self, turn: Turn, num_tokens: int, num_known: int) -> bool:
+        """Whether the turn, which arrives, must wait here; repeated calls agree until it is let in.
 
         `num_known`: how many turns the engine has, including this one and those at the gate.
         """
@@ -141,21 +131,21 @@ class Gate:
             return False
         is_small = self._num_blocks(num_tokens) < SMALL * self._costs.mean_blocks
         if not (is_small or self._may_pass(turn)):
-            held = self._line[turn] = Held(num_tokens, now)
+            self._line[turn] = num_tokens
             self._num_held[turn.program.key] += 1
-            if len(self._line) > 1 or self._why_now(held, num_known - 1, now) is None:
+            if len(self._line) > 1 or self._why_now(turn, num_known - 1, turn.arrival) is None:
                 return True
             self.left(turn)
         turn.is_let_in = True
-        self._let_in(turn, num_tokens, not is_small, now)
+        self._let_in(turn, num_tokens, not is_small, turn.arrival)
         return False
 
     def open(self, num_known: int, now: float) -> Iterator[LetIn]:
         """Let in turns that may begin now; called before each step. `num_known`: see `holds`."""
         num_let_in = num_known - len(self._line)
         while self._line:
-            first, held = next(iter(self._line.items()))
-            because = self._why_now(held, num_let_in, now)
+            first = next(iter(self._line))
+            because = self._why_now(first, num_let_in, now)
             if because is None:
                 return
             for one in self._begin(first, because, now):
@@ -216,14 +206,14 @@ class Gate:
         has_begun = turn.program.num_finished > 0 if member is None else member.has_begun
         return has_begun or hints.parent is not None or (bool(hints.final) and not turn.is_stray)
 
-    def _why_now(self, held: Held, num_let_in: int, now: float) -> Because | None:
+    def _why_now(self, turn: Turn, num_let_in: int, now: float) -> Because | None:
         if num_let_in <= 0:
             return Because.EMPTY
-        if now >= held.since + self._wait_s:
+        if now >= turn.arrival + self._wait_s:
             return Because.DEADLINE
         self.refresh(REFRESHED_PER_STEP, now)
         # VRAM or DRAM, not their sum: what turns have in VRAM needs room in DRAM at their ends.
-        wanted = self.blocks + self._num_blocks(self.full_size(held.num_tokens))
+        wanted = self.blocks + self._num_blocks(self.full_size(self._line[turn]))
         return Because.FITS if wanted <= self._room() else None
 
     def full_size(self, num_tokens: int) -> int:
@@ -232,14 +222,14 @@ class Gate:
 
     def _begin(self, first: Turn, because: Because, now: float) -> Iterator[LetIn]:
         """Let in the turn and all others of its program, because the program has begun now."""
-        for turn, held in list(self._line.items()):
+        for turn, num_tokens in list(self._line.items()):
             if turn.program is not first.program:
                 continue
             self.left(turn)
-            turn.is_let_in, turn.held_s = True, now - held.since
+            turn.is_let_in, turn.held_s = True, now - turn.arrival
             self._account.count("gate_opened", label=because.value)
             self._account.observe("gate_wait_seconds", turn.held_s)
-            self._let_in(turn, held.num_tokens, True, now)
+            self._let_in(turn, num_tokens, True, now)
             yield turn, because
 
     def _let_in(self, turn: Turn, num_tokens: int, has_begun: bool, now: float) -> None:
@@ -310,10 +300,6 @@ class FromBelow:
         self._size = token_size
         self._hidden: OrderedDict[str, Turn] = OrderedDict()
         self.is_on = self._below.brings_up
-
-    def __len__(self) -> int:
-        """How many turns are hidden."""
-        return len(self._hidden)
 
     def bring_up(self, turn: Turn, request: Any, now: float) -> None:
         """The turn has arrived: the tiers may begin to bring up what it wants."""
@@ -610,7 +596,7 @@ class Waits:
             turn = self._turns.get(request.request_id)
             if turn is None or not is_new(request):
                 return False
-            return self.gate.holds(turn, request.num_tokens, len(self._turns), turn.arrival)
+            return self.gate.holds(turn, request.num_tokens, len(self._turns))
 
         return ProgramQueue(
             rank,

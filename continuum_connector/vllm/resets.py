@@ -119,7 +119,9 @@ class Resets:
         scheduler, request_id = self._scheduler, request.request_id
         for load in loads:
             if load.hold is None:  # released when it settles
-                load.keep(self._holds.take_ids(load.blocks))
+                load.keep(
+                    self._holds.take([self._pool.blocks[n] for n in load.blocks], load.blocks)
+                )
         if request.is_finished():
             if loads:
                 scheduler.kv_cache_manager.free(request)

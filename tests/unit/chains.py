@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 from continuum_connector.scheduler.kv_groups import Key, block_key
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Rank, Tickets, numbers_of
+from tests.proofs import prove_dram
 
 NOW = 1000.0
 Worth = Callable[[str], float]  # of a program
+
+
+def request_of(hashes: Sequence[bytes]) -> Any:
+    """A turn's request of which only the hashes of its blocks are known."""
+    nothing = {"num_prompt_tokens": 0, "prompt_token_ids": None, "output_token_ids": ()}
+    return SimpleNamespace(block_hashes=hashes, **nothing)
 
 
 def keys(name: str, end: int, start: int = 0, group: int = 0) -> list[Key]:
@@ -44,7 +53,7 @@ def store(
     ends = range(1, len(chain) + 1)
     slots = index.reserve(chain, program, now, by_program(rank), num_prompt, ends)
     index.settle(slots, stored=True)
-    index.check()
+    prove_dram(index)
     return slots
 
 

@@ -43,7 +43,7 @@ class Table:
 
 
 def decision(name: str) -> OpenDecision:
-    said: dict[str, Any] = dict.fromkeys(("num_tokens", "prefill_s", "load_s", "p"), 0)
+    said: dict[str, Any] = dict.fromkeys(("prefill_s", "load_s", "p"), 0)
     said |= dict.fromkeys(("kept_tokens", "decided", "horizon_s"), 0)
     return OpenDecision(name, turn=1, decision="free", **said)
 
@@ -55,7 +55,7 @@ def test_a_program_that_was_never_seen_is_not_away() -> None:
     assert table.away.decision_of("p") is None
     table.away.ended("p", 2.0)
     table.away.close("p")
-    assert len(table.away) == 0
+    assert len(table.away._absences) == 0
 
 
 def test_who_is_away_is_forecast_by_what_the_turn_asked_for_until_it_is_back() -> None:
@@ -74,11 +74,11 @@ def test_a_decision_outlives_the_gap_and_the_gap_the_decision() -> None:
     assert table.back("p", 3.0) == 3.0
     assert table.away.decision_of("p") is not None
     table.away.close("p")
-    assert len(table.away) == 0
+    assert len(table.away._absences) == 0
     table.finished("q", 5.0)
     table.away.close("q")
     assert table.back("q", 6.0) == 1.0
-    assert len(table.away) == 0
+    assert len(table.away._absences) == 0
 
 
 def test_a_side_request_closes_no_gap_but_its_own() -> None:
@@ -109,9 +109,9 @@ def test_beyond_the_bound_who_is_away_longest_is_forgotten_as_not_back_yet() -> 
     table = Table(3)
     told = [table.finished(f"p{i}", float(i)) for i in range(5)]
     assert [each and each.program for each in told] == [None, None, None, "p0", "p1"]
-    assert len(table.away) == len(table.gaps) == 3
+    assert len(table.away._absences) == len(table.gaps) == 3
     assert [table.returned(f"p{i}", 10.0) for i in range(5)] == [None, None, 8.0, 7.0, 6.0]
-    assert len(table.away) == len(table.gaps) == 0
+    assert len(table.away._absences) == len(table.gaps) == 0
 
 
 def test_who_is_away_longest_goes_first_even_after_a_milestone() -> None:
@@ -195,5 +195,5 @@ def test_who_is_away_is_what_a_plain_model_says(
             model.pop(program, None)
             table.away.ended(program, now)
             table.away.close(program)
-        assert len(table.gaps) <= len(table.away) == len(model)
+        assert len(table.gaps) <= len(table.away._absences) == len(model)
         assert {each.program for each in table.away.decisions()} == set(model)

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from continuum_connector.messages import OnDisk
 from continuum_connector.scheduler.kv_groups import Key, Numbers
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex
+from tests.proofs import prove_disk
 from tests.unit.chains import keys
 
 
@@ -23,7 +24,7 @@ def write(index: DiskIndex, program: str, chain: list[Key], first: int = 0) -> N
     """Write them at once; `first`: the place of the first in its chain."""
     numbers = index.reserve(program, chain, list(range(first, first + len(chain))))
     index.settle(numbers, written=True)
-    index.check()
+    prove_disk(index)
     return numbers
 
 
@@ -48,7 +49,7 @@ def test_a_failed_write_frees_its_slots_unless_the_disk_failed_there() -> None:
     index.settle(index.reserve("p", keys("a", 2), [0, 1]), written=False, is_bad=True)
     assert (index.num_free, index.num_bad) == (2, 2)
     assert len(index.reserve("p", keys("a", 4), [0, 1, 2, 3])) == 2
-    index.check()
+    prove_disk(index)
 
 
 def test_the_least_recently_used_program_leaves_first_and_its_deepest_first() -> None:
@@ -86,7 +87,7 @@ def test_what_finished_programs_left_goes_first_then_what_was_found_then_what_wa
     assert (has(index, [b"found"]), has(index, keys("a", 4))) == ([False], [True] * 4)
     write(index, "c", keys("c", 5, start=4), first=4)
     assert has(index, keys("a", 4)) == [True, True, True, False]
-    index.check()
+    prove_disk(index)
 
 
 def test_a_turn_takes_nothing_from_a_chain_that_it_does_not_continue() -> None:
@@ -116,7 +117,7 @@ def test_what_several_programs_use_stays_until_all_of_them_are_done() -> None:
         index.shelves.use(name, shared)
     for name in ("three", "one", "two"):
         index.demote(name, keys("s", 2))
-        index.check()
+        prove_disk(index)
     write(index, "new", keys("n", 4))
     assert has(index, keys("old", 2)) == [False] * 2
     assert has(index, keys("s", 2)) == has(index, keys("a", 2)) == [True] * 2
@@ -154,7 +155,7 @@ def test_a_claim_ends_with_what_the_slot_held() -> None:
     index.demote("b", keys("b", 2))
     write(index, "c", keys("c", 1))
     index.demote("a", keys("a", 2))
-    index.check()
+    prove_disk(index)
     write(index, "c", keys("c", 2, start=1), first=1)
     assert has(index, keys("c", 2)) == [True] * 2
 
@@ -164,7 +165,7 @@ def test_claims_are_bounded() -> None:
     shared = write(index, "p", keys("s", 10))
     for number in range(200):
         index.shelves.use(f"p{number}", shared)
-    index.check()
+    prove_disk(index)
     assert len(index.shelves.claims.of) == 8
 
 
@@ -177,7 +178,7 @@ def test_what_is_read_is_nobody_elses_and_what_was_wrong_is_forgotten() -> None:
     index.release(numbers[1:], forget=True)
     assert has(index, keys("a", 2)) == [True, False]
     assert index.num_free == 1
-    index.check()
+    prove_disk(index)
 
 
 def test_what_is_forgotten_under_a_copy_is_free_once_that_has_settled() -> None:
@@ -186,13 +187,13 @@ def test_what_is_forgotten_under_a_copy_is_free_once_that_has_settled() -> None:
     index.acquire(read)
     written = index.reserve("b", keys("b", 2), [0, 1])
     index.clear()
-    index.check()
+    prove_disk(index)
     assert (index.num_free, index.num_ready) == (0, 0)
     index.settle(written, written=True)
     index.release(read)
     assert (index.num_free, index.num_ready) == (4, 0)
     assert not any(has(index, keys("a", 2) + keys("b", 2)))
-    index.check()
+    prove_disk(index)
 
 
 def test_what_a_restart_found_counts_where_nobody_has_written_since() -> None:
@@ -201,14 +202,14 @@ def test_what_a_restart_found_counts_where_nobody_has_written_since() -> None:
     found = [OnDisk(0, 5, 0, b"old"), OnDisk(1, 6, 0, b"kept"), OnDisk(9, 7, 0, b"beyond")]
     assert index.found([*found, OnDisk(2, 8, 0, keys("a", 1)[0])]) == 1
     assert has(index, [b"old", b"kept", b"beyond"]) == [False, True, False]
-    index.check()
+    prove_disk(index)
 
 
 def test_a_block_that_lies_on_disk_twice_is_found_once_as_it_was_written_last() -> None:
     """What leaves for room stays in its slot until somebody writes there; a restart finds it."""
     index = disk(4)
     assert index.found([OnDisk(0, 1, 0, b"k"), OnDisk(2, 5, 0, b"k"), OnDisk(2, 5, 0, b"k")]) == 1
-    index.check()
+    prove_disk(index)
     assert index.find([b"k"]).tolist() == [2]
     write(index, "p", keys("a", 4))
     assert has(index, [b"k"]) == [False]
@@ -220,7 +221,7 @@ def test_shelves_that_many_programs_took_from_are_tidied() -> None:
     for number in range(1, 200):
         index.shelves.use(f"p{number}", prefix)
     assert sum(len(shelf.slots) for shelf in index.shelves.to_leave()) <= 40
-    index.check()
+    prove_disk(index)
 
 
 class Disk(RuleBasedStateMachine):
@@ -275,7 +276,7 @@ class Disk(RuleBasedStateMachine):
 
     @invariant()
     def books_close(self) -> None:
-        self.index.check()
+        prove_disk(self.index)
 
 
 Disk.TestCase.settings = settings(max_examples=150, stateful_step_count=30)

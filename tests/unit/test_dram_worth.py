@@ -15,8 +15,9 @@ from continuum_connector.programs.continuation import Kept
 from continuum_connector.programs.program import Identity, IdentitySource, Program
 from continuum_connector.scheduler.decisions import DramWorth
 from continuum_connector.scheduler.turns import State, Turn, Turns
+from tests.unit.chains import request_of
 
-KEPT = Kept.of([b"block"], 1, 16)
+KEPT = Kept.of(request_of([b"block"]), 1, 16)
 SOON = Forecast.known(2.0)
 
 
@@ -80,7 +81,7 @@ def test_a_program_whose_turn_waits_is_shown_as_waiting_and_one_that_runs_is_not
 def test_a_program_waits_as_long_as_one_of_its_turns_does() -> None:
     world = World()
     world.wait("b", "b", "c")
-    world.turns.run(turn_named(world, "turn0"))
+    world.turns.move(turn_named(world, "turn0"), State.RUNNING)
     assert world.shown("b").is_waiting
     world.turns.end("turn1")
     assert [world.shown(name).is_waiting for name in "bc"] == [False, True]
@@ -127,7 +128,7 @@ def test_those_that_wait_are_counted_as_if_anew(steps: list[tuple[int, str]]) ->
             assert world.turns.end(request) is known.pop(request, None)
             waiting.pop(request, None)
         elif name == "+" and request in waiting:
-            world.turns.run(turn_named(world, request))
+            world.turns.move(turn_named(world, request), State.RUNNING)
             del waiting[request]
         elif name != "+" and request not in known:
             turn = turn_of(request, world.programs[name])

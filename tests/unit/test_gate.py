@@ -53,7 +53,7 @@ class Server:
         turn = Turn(request, program, identity, program.num_turns, self.now)
         self.away.arrived(name, self.since.get(name), self.now)
         self.turns[request] = turn
-        return self.gate.holds(turn, tokens, len(self.turns), self.now)
+        return self.gate.holds(turn, tokens, len(self.turns))
 
     def finish(self, request: str, tokens: int = TOKENS, is_back: bool = True) -> None:
         """The turn ends; `is_back`: its program is expected again."""
@@ -167,7 +167,7 @@ def test_a_turn_whose_client_went_away_leaves_the_line() -> None:
     server = busy()
     server.turn("b")
     server.finish("b1", is_back=False)
-    assert (len(server.gate), server.open(100.0)) == (0, {})
+    assert (len(server.gate._line), server.open(100.0)) == (0, {})
 
 
 def test_switched_off_everybody_is_let_in_and_nobody_followed() -> None:
@@ -175,7 +175,7 @@ def test_switched_off_everybody_is_let_in_and_nobody_followed() -> None:
     assert all(server.turn(name) for name in "bc")
     opened = {turn.request_id: because for turn, because in server.gate.let_all_in(server.now)}
     assert opened == dict.fromkeys(("b1", "c1"), Because.SWITCHED_OFF)
-    assert (len(server.gate), len(server.gate.members), server.gate.blocks) == (0, 0, 0.0)
+    assert (len(server.gate._line), len(server.gate.members), server.gate.blocks) == (0, 0, 0.0)
 
 
 # --- the working set ----------------------------------------------------------------------
@@ -305,7 +305,7 @@ class Agents(RuleBasedStateMachine):
         self._opened(self.server.gate.open(len(self.server.turns), self.server.now))
         late = [r for r, at in self.deadlines.items() if at + 1e-6 <= self.server.now]
         assert not late, "held beyond the bound"
-        held, known = len(self.server.gate), len(self.server.turns)
+        held, known = len(self.server.gate._line), len(self.server.turns)
         assert not held or known > held, "held, though nobody else is there"
 
     @rule()
@@ -322,7 +322,7 @@ class Agents(RuleBasedStateMachine):
     def the_sum_is_that_of_the_parts(self) -> None:
         gate = self.server.gate
         assert set(gate) == set(self.deadlines)
-        assert gate._num_held.total() == len(gate)
+        assert gate._num_held.total() == len(gate._line)
         blocks = sum(member.blocks for member in gate.members.values())
         assert gate.blocks == pytest.approx(blocks, abs=1e-6)
 

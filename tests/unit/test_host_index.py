@@ -18,6 +18,7 @@ from continuum_connector.errors import InvariantError
 from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import NO_TICKETS, Tickets
+from tests.proofs import num_orphans_read, prove_dram
 from tests.unit.chains import NOW, by_program, demote, keys, numbers, ready, store, touch
 
 
@@ -41,7 +42,7 @@ def test_a_failed_store_frees_its_slots() -> None:
     index.settle(index.reserve(keys("a", 3), "p", NOW), stored=False)
     assert (index.num_free, index.num_ready, index.num_writing) == (4, 0, 0)
     assert keys("a", 1)[0] not in index
-    index.check()
+    prove_dram(index)
 
 
 def test_only_what_is_not_there_is_claimed() -> None:
@@ -96,7 +97,7 @@ def test_slots_that_come_later_are_used_last_and_nothing_leaves_before() -> None
     assert numbers(store(index, "p", keys("a", 2))) == [0, 1]
     index.grow(6)
     index.grow(2)  # the others are away
-    index.check()
+    prove_dram(index)
     worth = {"p": 1.0, "q": 0.0}
     assert not len(index.reserve(keys("b", 4), "q", NOW, by_program(worth.__getitem__)))
     assert index.num_free == 4
@@ -188,7 +189,7 @@ def test_what_is_read_or_written_is_not_evicted() -> None:
     assert len(index.reserve(keys("c", 4), "c", NOW)) == 1  # a1 was free to go
     index.release(slots)
     assert len(index.reserve(keys("c", 4), "c", NOW)) == 1
-    index.check()
+    prove_dram(index)
 
 
 def test_a_slot_forgotten_under_its_readers_is_free_after_the_last() -> None:
@@ -197,12 +198,12 @@ def test_a_slot_forgotten_under_its_readers_is_free_after_the_last() -> None:
     first, second = index.acquire(index.find(keys("a", 1))), index.acquire(index.find(keys("a", 1)))
     index.release(first, corrupt=True)
     assert keys("a", 1)[0] not in index
-    assert (index.num_orphans_read, index.num_free) == (1, 1)
+    assert (num_orphans_read(index), index.num_free) == (1, 1)
     again = index.reserve(keys("a", 1), "a", NOW)  # a new place while the old one is still read
     assert numbers(again) != numbers(second)
     index.release(second, corrupt=True)
-    assert (index.num_orphans_read, index.num_free) == (0, 1)
-    index.check()
+    assert (num_orphans_read(index), index.num_free) == (0, 1)
+    prove_dram(index)
 
 
 def test_clear_forgets_all_and_busy_slots_are_free_when_they_are_done() -> None:
@@ -211,11 +212,11 @@ def test_clear_forgets_all_and_busy_slots_are_free_when_they_are_done() -> None:
     readers = index.acquire(index.find(keys("a", 2)))
     writers = index.reserve(keys("b", 2), "b", NOW)
     index.clear()
-    index.check()
+    prove_dram(index)
     assert (index.num_free, index.num_ready) == (2, 0)
     index.settle(writers, stored=True)
     index.release(readers)
-    index.check()
+    prove_dram(index)
     assert (index.num_free, index.num_ready) == (6, 0)
     assert not any(key in index for key in keys("a", 3) + keys("b", 2))
 
@@ -304,7 +305,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @invariant()
     def slots_are_where_they_were_stored_and_busy_ones_are_nobody_elses(self) -> None:
-        self.index.check()
+        prove_dram(self.index)
         for key in self.index.gone:
             self.stored.pop(key, None)
         self.index.gone.clear()
@@ -319,7 +320,7 @@ class IndexMachine(RuleBasedStateMachine):
         for slots in self.reading:
             self.index.release(slots)
         self.index.clear()
-        self.index.check()
+        prove_dram(self.index)
         assert self.index.num_free == self.index.num_slots
 
 

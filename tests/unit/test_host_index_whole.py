@@ -13,6 +13,7 @@ from continuum_connector.scheduler.kv_groups import Key
 from continuum_connector.scheduler.tiers import chains
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Tickets
+from tests.proofs import prove_dram
 from tests.unit.chains import NOW, by_program, demote, keys, store, touch
 
 STATES = 2  # KV groups of states, beside one of full attention
@@ -203,7 +204,7 @@ class WholeChains(RuleBasedStateMachine):
 
     @invariant()
     def all_of_every_chain_is_there(self) -> None:
-        self.index.check()
+        prove_dram(self.index)
         for chain in self.index._claims.order:
             assert len(self.index.keys_of(chain.tickets)) == len(chain.tickets)
 

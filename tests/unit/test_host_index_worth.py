@@ -15,6 +15,7 @@ from continuum_connector.scheduler.tiers.chains import FIRST_LOOK, MOST_LIVE, NU
 from continuum_connector.scheduler.tiers.disk_index import Marks
 from continuum_connector.scheduler.tiers.index import HostIndex
 from continuum_connector.scheduler.tiers.slots import Rank
+from tests.proofs import prove_dram
 from tests.unit.chains import NOW, keys, ready, store, touch
 
 Order = Callable[[HostIndex, float], Rank | None]
@@ -267,7 +268,7 @@ def test_nobody_leaves_for_less_and_what_is_left_of_a_chain_is_its_head(
             idle = [p for p in kept if p != str(busy) and rank(p) < rank(loser)]
             assert not any(key in index for p in idle for key in kept[p] if key not in keys("s", 3))
         index.release(held)
-        index.check()
+        prove_dram(index)
 
 
 def claims(index: HostIndex, program: str) -> list[bytes]:

@@ -15,6 +15,7 @@ from continuum_connector.scheduler.holds import Hold, HoldTable
 from continuum_connector.scheduler.kv_groups import ids_of
 from continuum_connector.scheduler.turns import LivePin, PinEnd, PinTable
 from tests.fakes import FakeBlockPool, taken
+from tests.proofs import prove_holds
 
 
 def pin(program: str, deadline: float = 10.0, arrival: float = 0.0, value: float = 0.0) -> LivePin:
@@ -209,4 +210,4 @@ def test_a_requests_own_references_become_ours() -> None:
     first.release(pin)
     assert [block.ref_cnt for block in turn] == [0, 0, 0, 0]
     assert pool.state()[0][-4:] == [turn[n].block_id for n in (3, 2, 1, 0)]
-    first.check()
+    prove_holds(first)

@@ -24,6 +24,7 @@ from continuum_connector.programs.program import (
     Program,
     ProgramTable,
 )
+from tests.unit.chains import request_of
 
 NO_HINTS = Hints()
 NO_TEXT = PromptText(None)
@@ -52,7 +53,8 @@ def turn(
 ) -> tuple[Program, Identity]:
     """Run one turn from `now` to `now` + 1."""
     program, known = table.begin_turn(identity, blocks(prompt), now, hints)
-    table.end_turn(program, known.hints, now + 1, blocks(prompt + output), len(prompt))
+    sent = request_of(blocks(prompt + output))
+    table.end_turn(program, known.hints, now + 1, sent, len(prompt))
     return program, known
 
 
@@ -115,7 +117,7 @@ def test_a_turn_beside_the_final_one_belongs_to_the_same_life(table: ProgramTabl
 def test_a_stray_turn_takes_nothing_of_the_program(table: ProgramTable) -> None:
     program, _ = turn(table, named("a"), 1.0, "Sab", "ooo")
     _, stray = table.begin_turn(named("a", final=True), blocks("Xyz"), 5.0)
-    table.end_turn(program, stray.hints, 6.0, blocks("Xyzpp"), 3, is_stray=True)
+    table.end_turn(program, stray.hints, 6.0, request_of(blocks("Xyzpp")), 3, is_stray=True)
     assert (program.final, program.num_finished, program.num_active) == (False, 1, 0)
     assert turn(table, None, 7.0, "Xyzppq")[0] is not program
     assert turn(table, None, 9.0, "Saboooq")[0] is program
@@ -212,7 +214,7 @@ def test_20k_anonymous_requests_take_bounded_memory() -> None:
     for number in range(20_000):
         prompt: Sequence[bytes] = (b"%d" % number,)
         program, _ = table.begin_turn(None, prompt, 0.0)
-        table.end_turn(program, NO_HINTS, 0.0, prompt, 1)
+        table.end_turn(program, NO_HINTS, 0.0, request_of(prompt), 1)
     assert len(table) == len(table._programs) == 100
     assert len(lineage) <= 100 * NUM_ENDS
     assert len(lineage._by_program) <= 100
@@ -224,7 +226,7 @@ def test_a_program_is_expected_to_send_answers_back_as_it_did_last() -> None:
     sent = [b"prompt", b"answer"]
 
     def a_turn(name: str, comes_back_with: list[bytes]) -> Program:
-        program = Program(name, IdentitySource.CLIENT, 0.0, kept=Kept.of(sent, 2, 1))
+        program = Program(name, IdentitySource.CLIENT, 0.0, kept=Kept.of(request_of(sent), 2, 1))
         answers.finished(program, sent, end=1)
         answers.came_back(program, comes_back_with)
         return program
@@ -247,7 +249,8 @@ class Behind:
     def turn(self, prompt: str, answer: str, now: float = 0.0) -> str:
         program, identity = self.table.begin_turn(self._said, blocks(prompt), now)
         assert identity == structs.replace(self._said, key=program.key)
-        self.table.end_turn(program, NO_HINTS, now, blocks(prompt + answer), len(prompt))
+        sent = request_of(blocks(prompt + answer))
+        self.table.end_turn(program, NO_HINTS, now, sent, len(prompt))
         return program.key
 
 
@@ -301,7 +304,7 @@ def test_a_long_shared_key_stays_within_its_bound() -> None:
 # --- what its turns left --------------------------------------------------------------------
 def left_of(program: Program, number: int) -> None:
     for at in range(number):
-        program.leave(Kept.of(blocks(f"{at:03}abcd"), 7, 16), None, None, float(at))
+        program.leave(Kept.of(request_of(blocks(f"{at:03}abcd")), 7, 16), None, None, float(at))
 
 
 def test_of_a_program_that_nobody_comes_back_for_only_the_newest_is_known_again() -> None:

@@ -13,7 +13,7 @@ from continuum_connector.scheduler.kv_groups import (
     KvGroups,
     block_key,
 )
-from continuum_connector.scheduler.tiers.base import Span, TierEvents
+from continuum_connector.scheduler.tiers.base import TierEvents
 
 GROUPS = KvGroups([KvGroup(0, 16)], 16)
 A, B, C = (block_key(name, 0) for name in (b"a", b"b", b"c"))
@@ -23,7 +23,7 @@ class FakeFactory:
     """Events as tuples."""
 
     def stored(
-        self, request: Any, spans: Sequence[Span], keys: Sequence[Key], hash_size: int
+        self, request: Any, spans: Sequence[tuple[int, int]], keys: Sequence[Key], hash_size: int
     ) -> list[Any]:
         pairs = zip(spans, keys, strict=True)
         return [("stored", key, request, span, hash_size) for span, key in pairs]

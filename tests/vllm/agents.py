@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from continuum_connector.observe.account import PIN_CAUSES
+from tests.proofs import prove_holds
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine, prompt
 
@@ -35,12 +36,12 @@ class AgentEngine(Engine):
             return
         ours: set[int] = set()
         for holds in (self.side.retention.holds, self.side.traffic.holds):
-            holds.check()
+            prove_holds(holds)
             ours.update(np.nonzero(holds._refs)[0].tolist())
         assert dict.fromkeys(ours, 1) == self.foreign_refs(), "neither a request's nor ours"
         started, ended = self.total("pins_started"), sum(self.ends().values())
         assert started == ended + len(self.side.pins), "a pin ended without a cause, or twice"
-        closed = self.total("outcomes") + len(self.side.records.outcomes)
+        closed = self.total("outcomes") + len(self.side.decider.away.decisions())
         assert self.total("decisions") == closed, "a decision has no outcome, or two"
 
     # --- what the metrics say -------------------------------------------------------------

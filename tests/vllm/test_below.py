@@ -25,7 +25,6 @@ from continuum_connector.scheduler.tiers.slots import Tickets, numbers_of
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
     Owner,
-    PlacesBelow,
     Traffic,
     Transfer,
     TransferState,
@@ -105,9 +104,9 @@ class SharedStore(NothingBelow):
         wanted = [n for n, key in enumerate(keys) if key not in self._shared.places]
         if wanted:
             places = [self._shared.new_place() for _ in wanted]
-            to = PlacesBelow(np.array(places, np.int32), [keys[n] for n in wanted], wanted)
             slots = self._index.acquire(tickets[wanted])
-            self._traffic.below(self._owner, Kind.WRITE, program, to, slots, now)
+            what = Kind.WRITE, program, np.array(places, np.int32), slots
+            self._traffic.below(self._owner, *what, now, [keys[n] for n in wanted], wanted)
 
     # --- up -----------------------------------------------------------------------------
     def bring_up(
@@ -138,8 +137,8 @@ class SharedStore(NothingBelow):
         wanted = wanted[: len(tickets)]
         if wanted:
             places = np.array([has[keys[n]] for n in wanted], np.int32)
-            of = PlacesBelow(places, [keys[n] for n in wanted], wanted)
-            read = self._traffic.below(self._owner, Kind.READ, program, of, tickets, now)
+            what, named = (Kind.READ, program, places, tickets), [keys[n] for n in wanted]
+            read = self._traffic.below(self._owner, *what, now, named, wanted)
             self._reads[read.id] = tickets, wanted
             self._waits[request.request_id] = read.id
         return Has(len(wanted) * self._size)
@@ -267,7 +266,7 @@ def test_a_turn_waits_for_what_comes_up_and_others_pass_it(shared: Shared) -> No
     for _ in range(5):
         engine.step()
     assert len(in_flight(engine, Kind.READ)) == 1
-    assert len(engine.connector.side.waits.from_below) == 1
+    assert len(engine.connector.side.waits.from_below._hidden) == 1
     assert engine.usage() == 0
     run_turn(engine, "c", 40, seed=99, idle=False)
     assert "b" not in engine.finish_reasons

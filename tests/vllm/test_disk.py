@@ -405,7 +405,7 @@ def test_a_disk_that_seemed_too_slow_is_asked_again_now_and_then(
 ) -> None:
     engine = on_disk(costs=Costs(read=1e3))
     overrun(engine)
-    engine.connector.side.tier.below.reading.under_way.began = engine.clock()
+    engine.connector.side.tier.below.reading.began = engine.clock()
     engine.worker.disk.num_read = 0
     engine.idle(pause_s)
     come_back(engine)
@@ -715,9 +715,9 @@ def test_a_read_is_learned_and_foreseen_with_those_that_the_disk_brings_before_i
     assert len(reads) > 2
     assert [read.num_ahead for read in reads] == [sum(lengths[:i]) for i in range(len(reads))]
     ahead = engine.connector.side.tier.below.reading
-    assert ahead.under_way.num_blocks == sum(lengths)
+    assert ahead.num_blocks == sum(lengths)
     finish(engine)
-    assert ahead.under_way.num_blocks == 0
+    assert ahead.num_blocks == 0
 
 
 def test_a_step_begins_as_many_writes_as_there_is_room_for() -> None:

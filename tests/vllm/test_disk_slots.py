@@ -81,7 +81,7 @@ def test_a_turn_has_what_came_of_a_read_that_was_late() -> None:
     come_back(engine, num_steps=2)
     (read,) = in_flight(engine, Kind.READ)
     engine.worker.disk.after = 5
-    engine.connector.side.traffic.ledger.cancel(read)  # as Deadlines does
+    engine.connector.side.traffic.ledger.cancel(read)  # as Traffic does
     engine.run_until_idle(until=lambda: "b" in engine.finish_reasons)
     assert engine.cached["b"] == (0, 5 * 16)
     assert index_of(engine).num_bad == 0

@@ -91,7 +91,7 @@ def test_what_was_read_in_time_needs_no_reason(tmp_path: Path) -> None:
 
 def test_what_a_prefill_brings_sooner_is_told_with_both_seconds(tmp_path: Path) -> None:
     case = Told(tmp_path / "trace", costs=Costs(read=0.25))
-    case.engine.connector.side.tier.below.reading.under_way.began = case.engine.clock()  # no probe
+    case.engine.connector.side.tier.below.reading.began = case.engine.clock()  # no probe
     case.come_back()
     answer, text, counted = case.says()
     assert answer["tokens"] == TOKENS

@@ -58,7 +58,7 @@ class Waiting:
     def finish(self) -> None:
         self.hold(False)
         self.engine.run_until_idle()
-        assert not len(self.engine.connector.side.waits.from_below)
+        assert not len(self.engine.connector.side.waits.from_below._hidden)
         outlast_pins(self.engine)
         come_to_rest(self.engine)
         assert_drained(self.engine)
@@ -78,7 +78,7 @@ def test_vllm_is_not_asked_for_them_again_until_it_is_read(
     engine.run_until_idle(until=lambda: "c" in engine.finish_reasons)
     assert set(waiting.asked) == {"c"}
     engine.abort("b3")
-    assert len(engine.connector.side.waits.from_below) == len(NAMES) - 1
+    assert len(engine.connector.side.waits.from_below._hidden) == len(NAMES) - 1
     waiting.finish()
     assert {engine.cached[name] for name in NAMES if name != "b3"} == {(0, 208)}
     assert answers_as_without_a_tier(engine, "c", *(name for name in NAMES if name != "b3"))

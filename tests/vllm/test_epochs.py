@@ -14,6 +14,7 @@ from vllm.v1.core.sched.interface import PauseState
 from continuum_connector.scheduler.epochs import Epochs
 from continuum_connector.scheduler.tiers.traffic import Kind
 from continuum_connector.vllm.resets import OlderTurns
+from tests.proofs import prove_dram
 from tests.vllm.harness import Engine, OracleError, prompt
 from tests.vllm.tiering import (
     GROUPS,
@@ -188,7 +189,7 @@ def test_a_store_that_settles_late_is_found_by_nobody_and_has_its_slots_to_itsel
     assert not set(new.slots.tolist()) & set(late.slots.tolist())
     engine.settle(late.id)
     engine.step()
-    index.check()
+    prove_dram(index)
     assert not index.num_ready
     hold(engine, False)
     engine.run_until_idle()

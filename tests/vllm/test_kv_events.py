@@ -330,7 +330,7 @@ def test_blocks_that_come_to_disk_and_leave_it_are_announced_without_tokens(ends
     assert [event.block_hashes[0] for event in back[:num_read]] == engine.hashes("r0")[:num_read]
     assert all(event.token_ids for event in back)
     engine.events = []
-    on_disk = list(engine.connector.side.tier.below.index)
+    on_disk = list(engine.connector.side.tier.below.index._numbers)
     {"disk": engine.worker.report_disk_down, "dram": engine.worker.report_tier_down}[ends]("gone")
     engine.add("wakes", 20, seed=99)
     engine.step()  # an engine that has nothing to do takes no further one

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.policy.base import Choice, Free
-from continuum_connector.scheduler.tiers.disk_reading import block_keys
+from continuum_connector.scheduler.kv_groups import full_keys
 from tests.vllm.harness import Engine, prompt
 from tests.vllm.tiering import (
     MODES,
@@ -64,7 +64,7 @@ def in_dram(engine: Engine, request_id: str) -> int:
 
 
 def keys(engine: Engine, request_id: str) -> list[bytes]:
-    return block_keys(engine.requests[request_id].block_hashes)
+    return full_keys(engine.requests[request_id].block_hashes)
 
 
 def lent(engine: Engine) -> list[str]:

@@ -69,7 +69,7 @@ class Agents(AgentEngine):
         self.side.decider.policy = Says(decision)
         know(self.side.decider.costs, SECOND)
         self.kept = Kept()
-        self.side.records.trace = self.side.records.outcomes._trace = self.kept
+        self.side.records.trace = self.kept
 
     def outcomes(self) -> list[tuple[str, str]]:
         """Decision and outcome, in the order in which they became known; as counted."""
@@ -97,7 +97,7 @@ class Agents(AgentEngine):
 def first_turn(engine: Agents, **kwargs: Any) -> None:
     engine.run_turn("a", 100, program="p", **kwargs)  # 116 tokens: 7 full blocks, 112 tokens
     assert engine.outcomes() == []
-    assert len(engine.side.records.outcomes) == 1
+    assert len(engine.side.decider.away.decisions()) == 1
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_of_turns_side_by_side_the_last_one_counts() -> None:
     engine.run_until_idle()
     assert engine.outcomes() == [("pin", "superseded")]
     assert engine.last()["turn"] == 1
-    assert len(engine.side.records.outcomes) == 1
+    assert len(engine.side.decider.away.decisions()) == 1
 
 
 def test_a_last_turn_is_done_at_once() -> None:
@@ -318,7 +318,7 @@ def test_no_more_decisions_are_open_than_programs_are_remembered() -> None:
     for i in range(5):
         engine.run_turn(f"a{i}", 40, program=f"p{i}", seed=i)
     assert engine.outcomes() == [("offload", "never")] * 2
-    assert len(engine.side.records.outcomes) == 3
+    assert len(engine.side.decider.away.decisions()) == 3
 
 
 def test_an_open_decision_does_not_keep_its_forecast() -> None:
@@ -334,7 +334,7 @@ def test_an_open_decision_does_not_keep_its_forecast() -> None:
     engine.side.decider.policy.decide = look  # type: ignore[method-assign]
     first_turn(engine)
     gc.collect()
-    assert len(engine.side.records.outcomes) == 1
+    assert len(engine.side.decider.away.decisions()) == 1
     left = [each for each in gc.get_objects() if type(each) is FinishedTurn]
     assert seen
     assert seen.isdisjoint(map(id, left))

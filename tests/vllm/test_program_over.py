@@ -10,6 +10,7 @@ import pytest
 
 from bench.common.known_costs import know
 from continuum_connector.toolcalls import UNREAD, Asked, Ending
+from tests.proofs import prove_claims
 from tests.vllm.harness import Engine
 from tests.vllm.machine_draws import COSTS
 from tests.vllm.tiering import check, come_to_rest, on_disk, park, store_all, tiered, total
@@ -67,7 +68,7 @@ def test_a_disk_lets_it_leave_first_too() -> None:
     assert set(disk.shelves.claims.of) == {"job:a", "job:b"}
     assert end(engine, "job:a")
     assert set(disk.shelves.claims.of) == {"job:b"}
-    disk.shelves.claims.check()
+    prove_claims(disk.shelves.claims)
 
 
 def test_an_unknown_one_changes_nothing() -> None:

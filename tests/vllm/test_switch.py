@@ -68,7 +68,7 @@ def neutral(engine: Engine) -> bool:
         and not len(side.pins)
         and not side.turns
         and not side.tier.index.num_ready
-        and not len(side.records.outcomes)
+        and not len(side.decider.away.decisions())
         and not isinstance(engine.scheduler.waiting, ProgramQueue)
     )
 

@@ -8,6 +8,7 @@ import pytest
 
 from continuum_connector.scheduler.tiers.slots import numbers_of
 from continuum_connector.scheduler.tiers.traffic import Kind, TransferState
+from tests.proofs import num_orphans_read
 from tests.vllm.harness import Engine
 from tests.vllm.tiering import (
     GROUPS,
@@ -143,7 +144,7 @@ def test_a_request_aborted_while_it_loads_keeps_its_blocks_until_the_load_ends(
     assert engine.usage() > 0
     engine.reset_prefix_cache()  # refused by vLLM, but the tier has forgotten everything
     index = engine.connector.side.tier.index
-    assert index.num_orphans_read == len(slots)
+    assert num_orphans_read(index) == len(slots)
     getattr(engine, ends)()
     engine.run_until_idle()
     assert index.num_free == index.num_slots
@@ -209,7 +210,7 @@ def test_the_slots_that_a_load_reads_outlive_a_reset(async_scheduling: bool) -> 
     for worker in engine.workers:
         worker.cancels_late = True
     assert engine.reset_prefix_cache()
-    assert engine.connector.side.tier.index.num_orphans_read == 13
+    assert num_orphans_read(engine.connector.side.tier.index) == 13
     engine.settle()
     assert_recovered(engine)
 

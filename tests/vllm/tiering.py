@@ -17,6 +17,7 @@ from continuum_connector.scheduler.tiers.disk import Disk
 from continuum_connector.scheduler.tiers.dram import DramTier
 from continuum_connector.scheduler.tiers.traffic import TIMEOUT_S, Kind, Transfer
 from continuum_connector.worker import disk
+from tests.proofs import num_orphans_read, prove_disk, prove_dram, prove_holds
 from tests.vllm.fake_worker import extend_chain, next_token
 from tests.vllm.harness import Engine
 
@@ -49,8 +50,8 @@ def tiered(
     extra |= kwargs.pop("config", {})
     engine = Engine(num_blocks, extra_config=extra, **kwargs)
     if engine.connector.side is not None:
-        of_vram, _ = engine.connector.side.traffic._all_deadlines
-        of_vram._timeout_s = timeout_s
+        of_copies = {Kind.STORE: timeout_s, Kind.LOAD: timeout_s}
+        engine.connector.side.traffic._timeouts |= of_copies
     return engine
 
 
@@ -70,8 +71,7 @@ def on_disk(
         engine = tiered(num_blocks, num_slots, config=config, **kwargs)
     reading = engine.connector.side.tier.below.reading
     reading._plan = replace(reading._plan, costs=costs)
-    under_way = reading.under_way
-    under_way.max_read_bytes = read_bytes or under_way.max_read_bytes
+    reading.max_read_bytes = read_bytes or reading.max_read_bytes
     for worker, file in zip(engine.workers, files, strict=False):
         worker.disk = file
     for worker in engine.workers if open_disks else ():
@@ -189,13 +189,12 @@ def loading(**options: Any) -> Engine:
 def check(engine: Engine) -> None:
     """Assert everything that holds between any two calls of the engine."""
     side = engine.connector.side
-    side.retention.holds.check()
-    side.traffic.holds.check()
-    side.traffic.ledger.check()
+    prove_holds(side.retention.holds)
+    prove_holds(side.traffic.holds)
     if dram := dram_of(engine):
         _check_dram(engine, dram)
     if isinstance(side.tier.below, Disk):
-        side.tier.below.index.check()
+        prove_disk(side.tier.below.index)
     foreign_refs = engine.check()
     # What a load writes to is ours only once its turn is gone, or has lost it in a reset.
     loads = _held(in_flight(engine, Kind.LOAD))
@@ -204,7 +203,7 @@ def check(engine: Engine) -> None:
     refs = side.retention.holds._refs + side.traffic.holds._refs
     assert {int(n): int(refs[n]) for n in refs.nonzero()[0]} == ours, "holds are not counted"
     assert total(engine, "pins_started") == total(engine, "pins_ended") + len(side.pins)
-    closed = total(engine, "outcomes") + len(side.records.outcomes)
+    closed = total(engine, "outcomes") + len(side.decider.away.decisions())
     assert total(engine, "decisions") == closed, "a decision has no outcome, or two"
     for kind in Kind:
         outcomes = f"{kind.value}s"
@@ -215,7 +214,7 @@ def check(engine: Engine) -> None:
     if engine.connector.mode is Mode.OFF:
         assert ours == loads, "switched off, and holding blocks"
         assert not side.turns
-        assert not len(side.records.outcomes)
+        assert not len(side.decider.away.decisions())
     assert set(side.turns) <= set(engine.scheduler.requests)
     assert side.waits.bus._num_waiting == sum(turn.num_wanted > 0 for turn in side.turns.all())
     turns = [side.turns.get(request_id) for request_id in side.turns]
@@ -241,7 +240,7 @@ def dram_of(engine: Engine) -> DramTier | None:
 
 
 def _check_dram(engine: Engine, tier: DramTier) -> None:
-    tier.index.check()
+    prove_dram(tier.index)
     assert engine.connector.mode is not Mode.OFF or not tier.index.num_ready
     assert set(tier._found) <= set(engine.scheduler.requests)
 
@@ -254,7 +253,7 @@ def assert_drained(engine: Engine) -> None:
     assert len(side.pins) == len(side.traffic) == 0
     assert side.retention.holds.num_holds == side.traffic.holds.num_holds == 0
     if dram := dram_of(engine):
-        assert dram.index.num_writing == dram.index.num_orphans_read == 0
+        assert dram.index.num_writing == num_orphans_read(dram.index) == 0
     if isinstance(side.tier.below, Disk):
         assert side.tier.below.index.num_writing == 0
     assert engine.usage() == 0

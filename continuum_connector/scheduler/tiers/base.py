@@ -274,20 +274,6 @@ class NothingBelow(Below):
     """What leaves DRAM is gone."""
 
 
-Span = tuple[int, int]  # tokens of a chain: the first, and the one after the last
-
-
-class EventFactory(Protocol):
-    """Builds vLLM's event objects (compat.KvEventFactory)."""
-
-    def stored(
-        self, request: Any, spans: Sequence[Span], keys: Sequence[Key], hash_size: int
-    ) -> list[Any]: ...
-    def removed(self, key: Key) -> Any: ...
-    def kept_below(self, keys: Sequence[Key], block_size: int) -> list[Any]: ...
-    def left_below(self, keys: Sequence[Key]) -> list[Any]: ...
-
-
 class TierEvents:
     """vLLM KV events (BlockStored, BlockRemoved, medium "CPU") for DRAM blocks, collected between
     two calls of vLLM's `take_events`.
@@ -296,7 +282,8 @@ class TierEvents:
     block is really there: after its store has settled.
     """
 
-    def __init__(self, factory: EventFactory, groups: KvGroups) -> None:
+    def __init__(self, factory: Any, groups: KvGroups) -> None:
+        """`factory`: builds vLLM's event objects (compat.KvEventFactory)."""
         self._factory = factory
         self._groups = groups
         self._pending: dict[int, list[tuple[Key, Any]]] = {}

@@ -17,15 +17,14 @@ import enum
 import heapq
 import itertools
 import math
-from collections import Counter, OrderedDict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from continuum_connector.errors import InvariantError
-from continuum_connector.scheduler.kv_groups import Flags, Key, Numbers
+from continuum_connector.scheduler.kv_groups import Key, Numbers
 from continuum_connector.scheduler.tiers.slots import (
     NO_TICKETS,
     TICKET_BYTES,
@@ -265,17 +264,11 @@ MAX_BRANCHES = 64
 MOST_LIVE, FIRST_LOOK = 64, 128
 
 
-class KeepsTails(Protocol):
-    """What is asked of the memory below (Below, in base.py)."""
-
-    def are_kept(self, slots: Numbers) -> Flags: ...
-    def stays(self, program: str, worth: float, tail: Numbers, num: int) -> bool: ...
-
-
 class SlotClaims:
-    """All chains. Counts each slot's claims in the table; the caller frees the slots that leave."""
+    """All chains. Counts each slot's claims in the table; the caller frees the slots that leave.
+    `below`: the memory below (Below, in base.py)."""
 
-    def __init__(self, table: SlotTable, below: KeepsTails) -> None:
+    def __init__(self, table: SlotTable, below: Any) -> None:
         self._table = table
         self._below = below
         self._num_claims = 0
@@ -286,10 +279,6 @@ class SlotClaims:
     def num_bytes(self) -> int:
         """Bytes that the chains take, without the slots themselves."""
         return self._num_claims * TICKET_BYTES + len(self.order) * CHAIN_BYTES
-
-    @property
-    def are_too_many(self) -> bool:
-        return self.num_bytes > MAX_CLAIM_BYTES
 
     def begin(self, present: Numbers, program: str, now: float, num_prompt: int) -> Chain:
         """Begin a chain that claims its `present` slots before anything is evicted. `num_prompt`:
@@ -470,23 +459,6 @@ class SlotClaims:
         old, self.order = self.order, EvictionOrder(self._table.is_stuck)
         self._num_claims, self._superseded = 0, []
         return old.queues
-
-    def check(self, used: Numbers, past: Numbers) -> None:
-        """Prove that used slots are claimed as often as counted; `past`: slots that no longer
-        are."""
-        chains = list(self.order)
-        claimed = np.concatenate([NO_TICKETS, *(chain.tickets for chain in chains)])
-        claims = np.zeros(len(self._table.tickets), np.int64)
-        np.add.at(claims, numbers_of(claimed[self._table.are_there(claimed)]), 1)
-        claims[past] = self._table.num_chains[past]
-        if not (self._table.num_chains == claims).all() or not claims[used].all():
-            raise InvariantError(f"claims counted {self._table.num_chains}, found {claims}")
-        if any(count > 1 for count in Counter(chains).values()):
-            raise InvariantError("a chain is in two queues")
-        if not all(len(chain.tickets) for chain in chains):
-            raise InvariantError("a chain without slots is still to be evicted")
-        if self._num_claims != len(claimed):
-            raise InvariantError(f"{self._num_claims} claims counted, {len(claimed)} found")
 
 
 # --- how long blocks stay ----------------------------------------------------------------

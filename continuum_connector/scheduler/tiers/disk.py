@@ -31,7 +31,6 @@ from continuum_connector.scheduler.tiers.slots import Rank, Tickets
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
     Owner,
-    PlacesBelow,
     Traffic,
     Transfer,
     TransferState,
@@ -95,7 +94,7 @@ class Disk:
         )
         marks, reading = self.marks, self.reading  # which are asked themselves, for speed
         self.grow, self.came, self.used, self.left = marks.grow, marks.came, marks.used, marks.left
-        self.are_kept = marks.are_saved
+        self.are_kept, self.demote_all = marks.are_saved, self.index.shelves.demote_all
         self.bring_up, self.awaits, self.forget = reading.bring_up, reading.awaits, reading.forget
         self._found = Found(traffic.world_size)
         self._num_slots: dict[int, int] = {}  # rank -> how many it has
@@ -146,9 +145,6 @@ class Disk:
     def demote(self, program: str, keys: Sequence[Key | None]) -> None:
         length = self._plan.slot_blocks
         self.index.demote(program, keys[length - 1 :: length])
-
-    def demote_all(self, program: str) -> None:
-        self.index.shelves.demote_all(program)
 
     def dram_down(self) -> None:
         self.down_reason = self.down_reason or "there is no DRAM above it"
@@ -244,9 +240,8 @@ class Disk:
             return False
         self._budget.take(num * self._disk_bytes)
         tickets = self._dram.acquire(batch.tickets[: num * length])
-        keys, depths = batch.keys[:num], batch.depths[:num]
-        places = PlacesBelow(numbers.astype(np.int32), keys, depths)
-        self._traffic.below(self._owner, Kind.WRITE, batch.program, places, tickets, now)
+        what = Kind.WRITE, batch.program, numbers.astype(np.int32), tickets
+        self._traffic.below(self._owner, *what, now, batch.keys[:num], batch.depths[:num])
         return True
 
     def _settled(self, transfer: Transfer) -> None:
@@ -254,7 +249,7 @@ class Disk:
         assert transfer.outcome is not None
         reasons = set(transfer.outcome.reasons)
         if transfer.kind is Kind.READ:
-            self.reading.under_way.settled(transfer)
+            self.reading.settled(transfer)
             is_bad, is_wrong = transfer.bad("eio"), transfer.bad("corrupt", "missing")
             self.index.release(numbers[is_bad], forget=True, is_bad=True)
             self.index.release(numbers[is_wrong & ~is_bad], forget=True)

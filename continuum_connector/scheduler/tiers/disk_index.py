@@ -19,6 +19,7 @@ import enum
 import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -79,9 +80,6 @@ class DiskIndex:
     def num_free(self) -> int:
         """Slots that hold nothing, or nothing of this epoch."""
         return self._free.num + self.past.num
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._numbers)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._numbers
@@ -246,25 +244,6 @@ class DiskIndex:
             if num_wanted <= 0:
                 return
 
-    def check(self) -> None:
-        """Prove that every slot is in exactly one state; O(slots), for tests."""
-        used = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
-        free = self._free.all()
-        states = [int(np.count_nonzero(self._states == state)) for state in _State]
-        states[_State.READY] -= self.past.num
-        if states[_State.FREE] != len(free) or len(set(free.tolist())) != len(free):
-            raise InvariantError(f"{len(free)} disk slots free, {states[_State.FREE]} marked so")
-        if states[_State.READY] != self.num_ready or states[_State.BAD] != self.num_bad:
-            raise InvariantError(f"{self.num_ready} READY, {self.num_bad} BAD counted: {states}")
-        if states[_State.READY] + states[_State.WRITING] != len(used):
-            raise InvariantError(f"{len(used)} keys, but slots {states}")
-        if self._keys[used].tolist() != list(self._numbers):
-            raise InvariantError("a disk slot holds another key than the one it is found by")
-        standing = [self.shelves.standing(shelf) for shelf in self.shelves.to_leave()]
-        if sorted(np.concatenate([free[:0], *standing]).tolist()) != sorted(used.tolist()):
-            raise InvariantError("a disk slot stands on no shelf, or on two")
-        self.shelves.claims.check()
-
 
 class Found:
     """Combines what a restart found on the disks of all ranks. It arrives in pieces, each rank at
@@ -303,15 +282,13 @@ _MAX_CHAINS = 8  # of a program; beyond, the one used longest ago claims nothing
 _MAX_CLAIMS = 8  # on average, of chains on a slot; beyond, the oldest claims are forgotten
 
 
+@dataclass(eq=False, slots=True)
 class Shelf:
     """Disk slots that one turn used; some of them may stand on another shelf by now."""
 
-    __slots__ = ("number", "program", "slots")
-
-    def __init__(self, number: int, program: str) -> None:
-        self.number = number
-        self.program = program
-        self.slots = _NOTHING
+    number: int
+    program: str
+    slots: Numbers = field(default_factory=lambda: _NOTHING)
 
 
 class Claims:
@@ -380,16 +357,6 @@ class Claims:
         there: Numbers = slots[self._content[slots] == content]
         self.num_of[there] -= 1
         return there
-
-    def check(self) -> None:
-        """Prove that the counts are those of the claims; O(claims), for tests."""
-        claims = [claim for chains in self.of.values() for claim in chains]
-        held = [slots[self._content[slots] == content] for slots, content in claims]
-        counts = np.bincount(np.concatenate([_NOTHING, *held]), minlength=len(self.num_of))
-        if (counts != self.num_of).any():
-            raise InvariantError(f"disk slots are claimed {counts}, counted {self.num_of}")
-        if self._num_entries != sum(len(slots) for slots, _ in claims):
-            raise InvariantError(f"{self._num_entries} claims on disk slots are counted wrongly")
 
 
 class Shelves:

@@ -4,7 +4,6 @@ Reads begin when the turn arrives, in the order of its chain, if they and the lo
 than a new prefill. A turn about to be admitted while its reads are under way waits for them, before
 it has a block of VRAM, until a deadline, and then never again: what is in DRAM is loaded.
 
-UnderWay: the reads under way, what each of them brings to DRAM, and which turns wait for it.
 Wanted: what a turn wants from the disk; Prompt: where each block of it is.
 """
 
@@ -13,13 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from continuum_connector.observe.account import Account, Told
-from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers, block_key
+from continuum_connector.scheduler.kv_groups import Key, KvGroups, Numbers, full_keys
 from continuum_connector.scheduler.tiers.base import TierEvents
 from continuum_connector.scheduler.tiers.disk_index import DiskIndex, Marks
 from continuum_connector.scheduler.tiers.index import HostIndex
@@ -27,7 +26,6 @@ from continuum_connector.scheduler.tiers.slots import Rank, Tickets, numbers_of
 from continuum_connector.scheduler.tiers.traffic import (
     Kind,
     Owner,
-    PlacesBelow,
     Traffic,
     Transfer,
     TransferState,
@@ -41,13 +39,13 @@ TRIES_PER_STEP = 4  # to read on: each looks up a whole prompt, and thousands ma
 @dataclass(frozen=True)
 class DiskPlan:
     """A disk tier as configured: blocks of a disk slot, bytes of a block on one rank, how long a
-    turn waits, bytes written per day (0: no bound), and what copies and prefills cost."""
+    turn waits, bytes written per day (0: no bound), and what copies and prefills cost (Costs)."""
 
     slot_blocks: int
     block_bytes: int
     timeout_s: float
     write_budget: int
-    costs: CopyCosts
+    costs: Any
 
 
 @dataclass(eq=False)
@@ -97,123 +95,8 @@ class Read:
     waits: list[Wait] = field(default_factory=list)
 
 
-class UnderWay:
-    """Begins reads into slots that are reserved for them, and settles them.
-
-    `num_blocks`: how many blocks they are to bring; `began`: when the last of them was begun.
-    """
-
-    def __init__(
-        self,
-        plan: DiskPlan,
-        block_tokens: int,
-        dram: HostIndex,
-        marks: Marks,
-        disk: DiskIndex,
-        traffic: Traffic,
-        owner: Owner,
-        events: TierEvents | None,
-    ) -> None:
-        """`owner`: of the transfers; `events`: of DRAM, to which the blocks come."""
-        self._length = plan.slot_blocks
-        self._slot_bytes = plan.slot_blocks * plan.block_bytes
-        self._block_tokens = block_tokens
-        self._dram = dram
-        self._marks = marks
-        self._disk = disk
-        self._traffic = traffic
-        self._owner = owner
-        self._events = events
-        self._reads: dict[int, Read] = {}  # by transfer
-        self._read_to: dict[int, Read] = {}  # by the host slot that it writes to
-        self.num_blocks = 0
-        self.began = -np.inf
-        self.max_read_bytes = MAX_READ_BYTES
-
-    def __contains__(self, read: Read) -> bool:
-        return read.transfer.id in self._reads
-
-    def into(self, numbers: Numbers) -> list[Read]:
-        """The reads into these slots of DRAM."""
-        if not self._read_to:
-            return []
-        found = (self._read_to.get(number) for number in numbers.tolist())
-        return list(dict.fromkeys(read for read in found if read is not None))
-
-    def begin(self, prompt: Prompt, depths: Numbers, targets: Tickets, now: float) -> list[Read]:
-        """Queue reads of these disk slots, given by their places in the chain, in its order.
-        `targets`: the slot of DRAM for each block of the chain, -1 if it is not to be read."""
-        step = max(1, self.max_read_bytes // self._slot_bytes)
-        parts = (depths[first : first + step] for first in range(0, len(depths), step))
-        return [self._begin(prompt, part, targets, now) for part in parts]
-
-    def join(self, wait: Wait, reads: Sequence[Read], wanted: Wanted) -> None:
-        """Let a turn wait for these reads."""
-        for read in reads:
-            read.waits.append(wait)
-            if self._events is not None and len(read.waits) == 1:
-                places = read.places.tolist()
-                ends = [(place + 1) * self._block_tokens for place in places]
-                named = [wanted.keys[place] for place in places]
-                self._events.describe(read.transfer.id, wanted.request, named, ends)
-        wait.reads = list(reads)[::-1]
-
-    def leave(self, wait: Wait) -> None:
-        """The turn waits no more. What no turn waits for and has not begun is not read."""
-        reads, wait.reads, wait.rest = wait.reads, [], None
-        for read in reads:
-            if read in self:
-                read.waits.remove(wait)
-                if not read.waits:
-                    self._dram.disown(read.tickets)
-                    self._traffic.cancel(read.transfer)
-
-    def settled(self, transfer: Transfer) -> None:
-        """A read is over. What it brought, before a bad slot ended it, can be found in DRAM, marked
-        as on disk as well."""
-        read = self._reads.pop(transfer.id)
-        numbers = numbers_of(read.tickets)
-        self.num_blocks -= len(numbers)
-        for number in numbers.tolist():
-            del self._read_to[number]
-        is_here = np.repeat(transfer.copied(), self._length)[transfer.slots >= 0]
-        here = read.tickets[is_here]
-        self._marks.save(here[self._dram.are_there(here)])
-        self._dram.settle(here, stored=True)
-        self._dram.settle(read.tickets[~is_here], stored=False)
-        if self._events is not None:
-            self._events.stored(transfer.id, set(self._dram.keys_of(read.tickets)))
-        for wait in read.waits:
-            if is_here.any():
-                wait.came.append(read.places[is_here])
-            if transfer.state is not TransferState.DONE:
-                wait.told.why = wait.told.why or "failed"
-
-    def disown(self) -> None:
-        """What is being read is no longer wanted."""
-        for read in self._reads.values():
-            self._dram.disown(read.tickets)
-
-    def _begin(self, prompt: Prompt, depths: Numbers, targets: Tickets, now: float) -> Read:
-        wanted, length, numbers = prompt.wanted, self._length, prompt.on_disk[depths]
-        places = (depths[:, None] * length + np.arange(length)).ravel()
-        names = [wanted.names[depth] for depth in depths.tolist()]
-        disk = PlacesBelow(
-            numbers.astype(np.int32), names, depths.tolist(), num_ahead=self.num_blocks
-        )
-        self._disk.acquire(numbers)
-        self.began = now
-        what = wanted.program, disk, targets[places]
-        transfer = self._traffic.below(self._owner, Kind.READ, *what, now)
-        self.num_blocks += len(transfer)
-        places = places[transfer.slots >= 0]
-        read = self._reads[transfer.id] = Read(transfer, targets[places], places)
-        self._read_to.update(dict.fromkeys(numbers_of(read.tickets).tolist(), read))
-        return read
-
-
 class Reading:
-    """Reads for turns that wait, and what is remembered about these turns."""
+    """Reads for turns that wait, what is remembered about these turns, and the reads under way."""
 
     def __init__(
         self,
@@ -230,8 +113,9 @@ class Reading:
         has_new: Callable[[], bool],
         takes_all: Callable[[float], bool],
     ) -> None:
-        """`rank_now`: programs' worth. `has_new`: whether there are blocks to write at once.
-        `takes_all`: whether blocks of DRAM are on their way to the disk (Below)."""
+        """`owner`: of the transfers. `events`: of DRAM, to which the blocks come. `rank_now`:
+        programs' worth. `has_new`: whether there are blocks to write at once. `takes_all`: whether
+        blocks of DRAM are on their way to the disk (Below)."""
         self._plan = plan
         self._dram = dram
         self._marks = marks
@@ -239,8 +123,14 @@ class Reading:
         self._size = groups.hash_size
         self._traffic = traffic
         self._account = account
+        self._owner = owner
+        self._events = events
         self._waits: dict[str, Wait] = {}
-        self.under_way = UnderWay(plan, groups.hash_size, dram, marks, disk, traffic, owner, events)
+        self._reads: dict[int, Read] = {}  # by transfer
+        self._read_to: dict[int, Read] = {}  # by the host slot that it writes to
+        self.num_blocks = 0  # that reads under way are to bring
+        self.began = -math.inf  # when the last of them was begun
+        self.max_read_bytes = MAX_READ_BYTES
         self._full: tuple[int, ...] = ()  # `_stand` when a turn last found no room
         self._num_tries = 0  # to read on, in this step
         self._rank_now = rank_now
@@ -281,23 +171,23 @@ class Reading:
         lost, why_lost = self._marks.lost(program)
         if not num_disk_slots or not (self._disk.num_ready or lost):
             return None
-        names = block_keys(hashes[length - 1 : num_disk_slots * length : length])
+        names = full_keys(hashes[length - 1 : num_disk_slots * length : length])
         on_disk = self._disk.find(names)
         if (on_disk < 0).all() and not lost:
             return None
         self._disk.shelves.use(program, on_disk[on_disk >= 0])
-        keys, start = block_keys(hashes[: num_disk_slots * length]), num_vram_tokens // self._size
+        keys, start = full_keys(hashes[: num_disk_slots * length]), num_vram_tokens // self._size
         wanted = Wanted(program, request, keys, names, start)
         prompt = Prompt.look(wanted, self._dram, on_disk)
         depths = prompt.missing(length)
         told, patience_s = self._weigh(prompt, depths, max(1, num_turns))
         wait = Wait(now + min(self._plan.timeout_s, patience_s), told)
-        reads = self.under_way.into(prompt.in_dram[start:])
+        reads = self._into(prompt.in_dram[start:])
         if len(depths) and not told.why:
             reads += self._begin(wait, prompt, depths, now)
-        elif len(depths) and now - self.under_way.began >= PROBE_S:
+        elif len(depths) and now - self.began >= PROBE_S:
             self._begin(None, prompt, depths[:1], now)  # only to see how fast it is by now
-        self.under_way.join(wait, reads, wanted)
+        self._join(wait, reads, wanted)
         self._replace_wait(request.request_id, wait)
         if lost and lost in prompt.nowhere(length):
             told.why = told.why or why_lost
@@ -308,7 +198,7 @@ class Reading:
         wait = self._waits.get(request_id)
         if wait is None:
             return False
-        while wait.reads and wait.reads[-1] not in self.under_way:
+        while wait.reads and wait.reads[-1].transfer.id not in self._reads:
             wait.reads.pop()
         if not wait.reads and wait.rest is not None and now < wait.deadline:
             self._go_on(wait, wait.rest, now)
@@ -318,7 +208,7 @@ class Reading:
             wait.told.why = "room"
         elif wait.reads:
             wait.told.why = "deadline"
-        self.under_way.leave(wait)
+        self._leave(wait)
         return False
 
     def num_tokens(self, request_id: str, start: int, num_loaded: int) -> int:
@@ -336,16 +226,38 @@ class Reading:
         """The turn is over, or its client went away: it waits for no read any more."""
         wait = self._waits.pop(request_id, None)
         if wait is not None:
-            self.under_way.leave(wait)
+            self._leave(wait)
 
     # --- what happens besides ---------------------------------------------------------
+    def settled(self, transfer: Transfer) -> None:
+        """A read is over. What it brought, before a bad slot ended it, can be found in DRAM, marked
+        as on disk as well."""
+        read = self._reads.pop(transfer.id)
+        numbers = numbers_of(read.tickets)
+        self.num_blocks -= len(numbers)
+        for number in numbers.tolist():
+            del self._read_to[number]
+        is_here = np.repeat(transfer.copied(), self._plan.slot_blocks)[transfer.slots >= 0]
+        here = read.tickets[is_here]
+        self._marks.save(here[self._dram.are_there(here)])
+        self._dram.settle(here, stored=True)
+        self._dram.settle(read.tickets[~is_here], stored=False)
+        if self._events is not None:
+            self._events.stored(transfer.id, set(self._dram.keys_of(read.tickets)))
+        for wait in read.waits:
+            if is_here.any():
+                wait.came.append(read.places[is_here])
+            if transfer.state is not TransferState.DONE:
+                wait.told.why = wait.told.why or "failed"
+
     def new_step(self) -> None:
         """Turns that wait for room may try again."""
         self._num_tries = 0
 
     def clear(self) -> None:
         """What is being read is no longer wanted."""
-        self.under_way.disown()
+        for read in self._reads.values():
+            self._dram.disown(read.tickets)
         for wait in self._waits.values():
             if wait.reads or wait.rest is not None:
                 wait.told.why = "cleared"
@@ -358,7 +270,7 @@ class Reading:
         before = self._waits.pop(request_id, None)
         if before is not None:
             wait.came = before.came
-            self.under_way.leave(before)
+            self._leave(before)
         if wait.reads or wait.rest is not None or wait.came:
             self._waits[request_id] = wait
 
@@ -371,10 +283,10 @@ class Reading:
         prompt = Prompt.look(wanted, self._dram, self._disk.find(wanted.names))
         wait.rest = None
         depths = prompt.missing(self._plan.slot_blocks)
-        reads = self.under_way.into(prompt.in_dram[wanted.start :])
+        reads = self._into(prompt.in_dram[wanted.start :])
         if len(depths):
             reads += self._begin(wait, prompt, depths, now)
-        self.under_way.join(wait, reads, wanted)
+        self._join(wait, reads, wanted)
 
     @property
     def _stand(self) -> tuple[int, ...]:
@@ -398,7 +310,7 @@ class Reading:
         if len(depths):
             num, num_loaded = prompt.copied(depths, length)
             told.num_tokens = num * size
-            told.read_s = costs.read_s(self.under_way.num_blocks + num) + costs.load_s(num_loaded)
+            told.read_s = costs.read_s(self.num_blocks + num) + costs.load_s(num_loaded)
             told.why = "" if told.read_s < told.prefill_s else "prefill"
         return told, 2 * prefill_s
 
@@ -425,17 +337,60 @@ class Reading:
             wait.rest, wait.lacks, self._full = wanted, wanted.keys[lacks], self._stand
         elif wait is not None and not has_room.all():
             wait.told.why = "room"
-        return self.under_way.begin(prompt, depths[has_room], targets, now)
+        return self._queue_reads(prompt, depths[has_room], targets, now)
 
+    # --- reads under way --------------------------------------------------------------
+    def _into(self, numbers: Numbers) -> list[Read]:
+        """The reads into these slots of DRAM."""
+        if not self._read_to:
+            return []
+        found = (self._read_to.get(number) for number in numbers.tolist())
+        return list(dict.fromkeys(read for read in found if read is not None))
 
-class CopyCosts(Protocol):
-    """Seconds, as the scheduler side has measured them."""
+    def _queue_reads(
+        self, prompt: Prompt, depths: Numbers, targets: Tickets, now: float
+    ) -> list[Read]:
+        """Queue reads of these disk slots, given by their places in the chain, in its order.
+        `targets`: the slot of DRAM for each block of the chain, -1 if it is not to be read."""
+        step = max(1, self.max_read_bytes // (self._plan.slot_blocks * self._plan.block_bytes))
+        parts = (depths[first : first + step] for first in range(0, len(depths), step))
+        return [self._queue_read(prompt, part, targets, now) for part in parts]
 
-    def read_s(self, num_blocks: int) -> float: ...
-    def load_s(self, num_blocks: int) -> float: ...
-    def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float: ...
-    @property
-    def knows_prefill(self) -> bool: ...
+    def _join(self, wait: Wait, reads: Sequence[Read], wanted: Wanted) -> None:
+        """Let a turn wait for these reads."""
+        for read in reads:
+            read.waits.append(wait)
+            if self._events is not None and len(read.waits) == 1:
+                places = read.places.tolist()
+                ends = [(place + 1) * self._size for place in places]
+                named = [wanted.keys[place] for place in places]
+                self._events.describe(read.transfer.id, wanted.request, named, ends)
+        wait.reads = list(reads)[::-1]
+
+    def _leave(self, wait: Wait) -> None:
+        """The turn waits no more. What no turn waits for and has not begun is not read."""
+        reads, wait.reads, wait.rest = wait.reads, [], None
+        for read in reads:
+            if read.transfer.id in self._reads:
+                read.waits.remove(wait)
+                if not read.waits:
+                    self._dram.disown(read.tickets)
+                    self._traffic.cancel(read.transfer)
+
+    def _queue_read(self, prompt: Prompt, depths: Numbers, targets: Tickets, now: float) -> Read:
+        wanted, length, numbers = prompt.wanted, self._plan.slot_blocks, prompt.on_disk[depths]
+        places = (depths[:, None] * length + np.arange(length)).ravel()
+        names = [wanted.names[depth] for depth in depths.tolist()]
+        self._disk.acquire(numbers)
+        self.began = now
+        what = Kind.READ, wanted.program, numbers.astype(np.int32), targets[places]
+        named = names, depths.tolist(), self.num_blocks
+        transfer = self._traffic.below(self._owner, *what, now, *named)
+        self.num_blocks += len(transfer)
+        places = places[transfer.slots >= 0]
+        read = self._reads[transfer.id] = Read(transfer, targets[places], places)
+        self._read_to.update(dict.fromkeys(numbers_of(read.tickets).tolist(), read))
+        return read
 
 
 class Wanted(NamedTuple):
@@ -495,9 +450,3 @@ class Prompt:
         """How many blocks are read from these disk slots, and about how many are loaded then."""
         num_read = np.count_nonzero(~self.is_there.reshape(-1, length)[depths])
         return int(num_read), int(depths[-1] + 1 - depths[0]) * length
-
-
-def block_keys(hashes: Sequence[bytes]) -> list[Key]:
-    """Keys of a model's blocks of full attention."""
-    suffix = block_key(b"", 0)
-    return [block_hash + suffix for block_hash in hashes]

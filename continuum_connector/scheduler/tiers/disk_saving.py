@@ -18,7 +18,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,17 +171,14 @@ class Saving:
         """
         placed = self._disk.reserve(batch.program, batch.keys, batch.depths)
         if self._disk.displaced:
-            self._note_displaced(self._disk.displaced)
+            numbers = self._dram.slots_of(self._disk.displaced)
+            numbers = numbers[numbers >= 0]
+            self._marks.is_saved[numbers] = False
+            self._marks.displaced_at[numbers] = self._dram.version
+            self._has_found = True
         return placed
 
     # --- what is there ----------------------------------------------------------------
-    def _note_displaced(self, names: Sequence[Key]) -> None:
-        numbers = self._dram.slots_of(names)
-        numbers = numbers[numbers >= 0]
-        self._marks.is_saved[numbers] = False
-        self._marks.displaced_at[numbers] = self._dram.version
-        self._has_found = True
-
     def _look(self, walk: _Walk, num_wanted: int, least_uses: float) -> Batch | None:
         """Look at some of the blocks before the walk's place, then move that place back past
         them."""

@@ -30,6 +30,7 @@ from continuum_connector.scheduler.kv_groups import (
     KvGroup,
     KvGroups,
     block_key,
+    full_keys,
 )
 from continuum_connector.scheduler.tiers.base import Below, RankAt, TierEvents
 from continuum_connector.scheduler.tiers.index import HostIndex
@@ -456,7 +457,7 @@ class EveryBlock:
         pieces = [tickets]
         while hit < end:
             upto = min(end, hit + length)
-            piece = index.find(self._keys(hashes, hit, upto))
+            piece = index.find(full_keys(hashes[hit:upto]))
             pieces.append(piece)
             hit += len(piece)
             if hit < upto:
@@ -473,11 +474,8 @@ class EveryBlock:
         blocks = np.array(block_ids[0][first:last], dtype=np.int32)
         tickets = self._tickets.pop(request.request_id, None)
         if tickets is None:  # too many other requests were asked about since
-            tickets = self._index.find(self._keys(request.block_hashes, first, last))
+            tickets = self._index.find(full_keys(request.block_hashes[first:last]))
         return blocks, tickets[: len(blocks)]
-
-    def _keys(self, hashes: Sequence[bytes], first: int, last: int) -> list[Key]:
-        return [block_hash + _SUFFIX for block_hash in hashes[first:last]]
 
 
 class ByRule:

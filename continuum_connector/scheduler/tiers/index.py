@@ -60,7 +60,6 @@ class HostIndex:
         self.num_slots = 0  # that exist by now, see `grow`
         self.num_ready = 0
         self.num_writing = 0  # including orphans being written
-        self.num_orphans_read = 0
         self.version = 0  # grows whenever a lookup may answer differently
         self.num_epochs = 0  # a READY slot's ticket is void in any other epoch
         self.num_lost = 0  # grows by one with every READY slot that is forgotten
@@ -153,10 +152,9 @@ class HostIndex:
             self._claims.extend(chain, claimed if is_all else numbers[numbers >= 0])
             self.num_writing += len(claimed)
         self._claims.drop_empty([*victims, chain])
-        if self._claims.are_too_many:
-            for leaving in self._claims.excess(chain, self._whole):
-                self._evict(leaving)
-                self._free.put(leaving)
+        for leaving in self._claims.excess(chain, self._whole):
+            self._evict(leaving)
+            self._free.put(leaving)
         return self._table.tickets[claimed]
 
     def settle(self, tickets: Tickets, stored: bool) -> None:
@@ -204,8 +202,9 @@ class HostIndex:
         table, numbers = self._table, numbers_of(tickets)
         table.num_readers[numbers] -= 1
         if corrupt:
-            self._orphan(numbers[table.are_there(tickets)])
-        self._free_orphans(numbers[~table.are_there(tickets)])
+            self._lose(numbers[table.are_there(tickets)])
+        orphans = numbers[~table.are_there(tickets)]
+        self._free.put(orphans[table.num_readers[orphans] == 0])
 
     # --- order ------------------------------------------------------------------------
     @property
@@ -281,7 +280,7 @@ class HostIndex:
         busy = (table.is_writing | (table.num_readers > 0)).nonzero()[0]
         busy = busy[np.array([key is not None for key in table.keys[busy].tolist()], np.bool_)]
         self._forget(busy[table.is_writing[busy]])
-        self._orphan(busy[~table.is_writing[busy]])
+        self._lose(busy[~table.is_writing[busy]])
         self.num_lost += self.num_ready
         self.past.add(self._numbers, *self._claims.clear())
         self._numbers, self.num_ready = {}, 0
@@ -342,16 +341,6 @@ class HostIndex:
         self._lose(numbers)
         self.num_evicted += len(numbers)
 
-    def _orphan(self, numbers: Numbers) -> None:
-        self._lose(numbers)
-        self.num_orphans_read += len(numbers)
-
-    def _free_orphans(self, numbers: Numbers) -> None:
-        """Free those of the forgotten slots that are no longer read."""
-        done = numbers[self._table.num_readers[numbers] == 0]
-        self.num_orphans_read -= len(done)
-        self._free.put(done)
-
     def _lose(self, numbers: Numbers) -> None:
         self._forget(numbers)
         self.num_ready -= len(numbers)
@@ -364,29 +353,6 @@ class HostIndex:
             deque(map(self._numbers.__delitem__, keys), maxlen=0)  # in C: a turn may lose thousands
             self.gone.extend(keys)
             self.version += 1
-
-    def check(self) -> None:
-        """Prove that every slot is in exactly one state and claimed; O(slots), for tests."""
-        used = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
-        num_ready = int(np.count_nonzero(~self._table.is_writing[used]))
-        if self.num_ready != num_ready:
-            raise InvariantError(f"{self.num_ready} slots counted as READY, {num_ready} found")
-        total = self.num_free + self.num_ready + self.num_writing + self.num_orphans_read
-        if total != self.num_slots:
-            raise InvariantError(
-                f"{self.num_slots} slots, but free {self.num_free} + ready {self.num_ready} + "
-                f"writing {self.num_writing} + orphans being read {self.num_orphans_read} = {total}"
-            )
-        free, past = self._free.all(), self.past.slots()
-        numbers = np.concatenate([used, free, past])
-        if len(set(numbers.tolist())) != len(numbers):
-            raise InvariantError("a slot is both free and used, or used twice")
-        if self._table.keys[used].tolist() != list(self._numbers):
-            raise InvariantError("a slot holds another key than the one it is found by")
-        idle = np.concatenate([free, past])
-        if (self._table.is_writing[idle] | (self._table.num_readers[idle] > 0)).any():
-            raise InvariantError("a free slot is written or read")
-        self._claims.check(used, past)
 
 
 def _first(flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

@@ -108,10 +108,6 @@ class FreeSlots:
         self.num = len(left)
         self._numbers[: self.num] = left
 
-    def all(self) -> Numbers:
-        """All free slots, with those that are away."""
-        return np.concatenate([self.away, self._numbers[: self.num]])
-
 
 class SlotTable:
     """The state of every slot; the caller that changes it keeps the counts (HostIndex).
@@ -293,7 +289,3 @@ class Past:
                 pop()
             if not box:
                 self._rubbish.popleft()
-
-    def slots(self) -> Numbers:
-        """All slots laid aside; O(slots), for tests."""
-        return np.array([n for table in self._tables for n in table.values()], np.int64)

@@ -3,12 +3,12 @@
 It holds the VRAM blocks of stores until they settle, cancels copies that take too long, finds those
 that hang even then, and counts. Tiers begin transfers here and are told when they are over.
 
-TransferLedger: every copy from queued to settled, each counted exactly once: admitted = done +
-failed + abandoned + in flight, at any time. A transfer keeps alive what it needs (VRAM blocks of a
-store, host slots of a load or a write) until every rank has reported.
+TransferLedger: every copy from queued to settled, each counted exactly once. A transfer keeps alive
+what it needs (VRAM blocks of a store, host slots of a load or a write) until every rank has
+reported.
 
-Deadlines: which transfers take too long. They are cancelled. One that does not end even then hangs:
-the driver has its copies and does not give them back.
+Transfers that take too long are cancelled. One that does not end even then hangs: the driver has
+its copies and does not give them back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,15 +57,18 @@ class TransferState(enum.Enum):
     ABANDONED = "abandoned"  # the result is no longer wanted; still settles
 
 
-@dataclass(frozen=True)
-class PlacesBelow:
-    """Slots of a memory below DRAM in the order of a chain, with each one's name and its place in
-    the chain, which is counted in such slots. `num_ahead`: blocks that it brings before these."""
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A tier, as its transfers know it.
 
-    slots: BlockIds
-    keys: Sequence[Key]
-    depths: Sequence[int]
-    num_ahead: int = 0
+    `settled` is called once with each transfer that is over; `hangs` with a sentence about one that
+    does not end although it was cancelled. `below`: the memory below DRAM that they read and write;
+    "" if they copy from or to VRAM.
+    """
+
+    settled: Callable[[Transfer], None]
+    hangs: Callable[[str], None]
+    below: str = ""
 
 
 @dataclass(eq=False)
@@ -76,9 +79,11 @@ class Transfer:
     Of a write or a read, `blocks` are slots below DRAM, named by `keys`, each of as many blocks as
     it has `slots`; slots of blocks that a read does not bring are -1. `depths`: places in the
     chain. `num_ahead`: blocks of the reads that were under way before it, which are brought first.
+    `late_since`: when it was cancelled because it took too long, and in which step.
     """
 
     id: int
+    owner: Owner
     kind: Kind
     program: str
     blocks: BlockIds
@@ -92,6 +97,7 @@ class Transfer:
     keys: tuple[Key, ...] = ()
     depths: tuple[int, ...] = ()
     num_ahead: int = 0
+    late_since: tuple[float, int] | None = None
 
     def keep(self, hold: Hold) -> None:
         """Keep its VRAM blocks alive until it settles."""
@@ -136,22 +142,16 @@ class TransferLedger:
         self._queued: dict[int, Transfer] = {}
         self._cancels: list[int] = []
         self.epoch = 0  # of the orders that leave
-        self.num_admitted = 0
-        self.num_settled = dict.fromkeys(
-            (TransferState.DONE, TransferState.FAILED, TransferState.ABANDONED), 0
-        )
 
     def __len__(self) -> int:
         return len(self._in_flight)
-
-    def __contains__(self, transfer_id: int) -> bool:
-        return transfer_id in self._in_flight
 
     def __iter__(self) -> Iterator[Transfer]:
         return iter(list(self._in_flight.values()))
 
     def admit(
         self,
+        owner: Owner,
         kind: Kind,
         program: str,
         blocks: BlockIds,
@@ -160,14 +160,13 @@ class TransferLedger:
         **besides: Any,
     ) -> Transfer:
         """Queue a copy of `blocks`, pairwise with `slots`. `besides`: other fields of Transfer."""
-        transfer = Transfer(next(self._ids), kind, program, blocks, slots, now, **besides)
+        transfer = Transfer(next(self._ids), owner, kind, program, blocks, slots, now, **besides)
         num_blocks, num_slots = len(transfer.blocks), len(transfer.slots)
         is_whole = num_slots == num_blocks or (transfer.keys and num_slots % num_blocks == 0)
         if not num_blocks or not is_whole:
             raise InvariantError(f"{kind.value} of {num_blocks} blocks and {num_slots} slots")
         self._in_flight[transfer.id] = transfer
         self._queued[transfer.id] = transfer
-        self.num_admitted += 1
         return transfer
 
     def drain(self) -> StepPlan:
@@ -247,15 +246,6 @@ class TransferLedger:
         if transfer.state is not TransferState.ABANDONED:
             done = outcome.num_failed == 0
             transfer.state = TransferState.DONE if done else TransferState.FAILED
-        self.num_settled[transfer.state] += 1
-
-    def check(self) -> None:
-        """Prove that the ledger closes; for tests."""
-        settled = sum(self.num_settled.values())
-        if self.num_admitted != settled + len(self._in_flight):
-            raise InvariantError(
-                f"{self.num_admitted} transfers admitted, {settled} settled, {len(self)} in flight"
-            )
 
 
 def _order(transfer: Transfer) -> LoadOrder | StoreOrder | WriteOrder | ReadOrder:
@@ -271,45 +261,6 @@ def _order(transfer: Transfer) -> LoadOrder | StoreOrder | WriteOrder | ReadOrde
 # What a cancel cannot take back is a trunk or two that are being copied: milliseconds.
 HANGS_AFTER_S = 60.0
 _MIN_STEPS = 10  # in which the workers could have reported that it has ended
-
-
-class Deadlines:
-    """Deadlines of the transfers in one ledger: each is late `timeout_s` after it was admitted."""
-
-    def __init__(self, ledger: TransferLedger, timeout_s: float) -> None:
-        self._ledger = ledger
-        self._timeout_s = timeout_s
-        self._by_age: deque[Transfer] = deque()
-        self._cancelled: deque[tuple[Transfer, float, int]] = deque()  # time and step of the cancel
-        self._num_steps = 0
-
-    def add(self, transfer: Transfer) -> None:
-        """Watch a transfer that has just been admitted."""
-        self._by_age.append(transfer)
-
-    def step(self, now: float) -> Transfer | None:
-        """Called once a step: cancel what is late; return a transfer that hangs, each only once."""
-        self._num_steps += 1
-        while self._by_age:
-            transfer = self._by_age[0]
-            is_under_way = transfer.id in self._ledger
-            if is_under_way and now - transfer.admitted <= self._timeout_s:
-                break
-            self._by_age.popleft()
-            if is_under_way:
-                self._ledger.cancel(transfer)
-                self._cancelled.append((transfer, now, self._num_steps))
-        while self._cancelled:
-            transfer, since, step = self._cancelled[0]
-            hangs = now - since >= HANGS_AFTER_S and self._num_steps - step >= _MIN_STEPS
-            if transfer.id in self._ledger and not hangs:
-                return None
-            self._cancelled.popleft()
-            if transfer.id in self._ledger:
-                return transfer
-        return None
-
-
 # How often an engine with nothing else to do checks whether a copy that hangs has ended; and
 # whether one below DRAM has, for which no request waits. If a request waits, it steps anyway.
 LOOK_S = 1.0
@@ -318,42 +269,13 @@ TIMEOUT_S = 30.0  # after which a store or a load is cancelled
 BELOW = (Kind.WRITE, Kind.READ)
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What a kind of transfer is counted as: how many settled, why they failed, what was copied, in
-    bytes and in blocks if those are counted, and how long it took."""
-
-    settled: str
-    failed: str
-    num_bytes: str
-    seconds: str
-    num_blocks: str = ""
-
-
-_COUNTED = {
-    Kind.STORE: _Names(
-        "stores", "transfer_failures", "stored_bytes", "store_seconds", "stored_blocks"
-    ),
-    Kind.LOAD: _Names(
-        "loads", "transfer_failures", "loaded_bytes", "load_seconds", "loaded_blocks"
-    ),
-    Kind.WRITE: _Names("writes", "disk_failures", "disk_written_bytes", "write_seconds"),
-    Kind.READ: _Names("reads", "disk_failures", "disk_read_bytes", "read_seconds"),
+# As what the bytes of a copy are counted; below DRAM, the blocks are not.
+_COPIED = {
+    Kind.STORE: "stored",
+    Kind.LOAD: "loaded",
+    Kind.WRITE: "disk_written",
+    Kind.READ: "disk_read",
 }
-
-
-@dataclass(frozen=True, eq=False)
-class Owner:
-    """A tier, as its transfers know it.
-
-    `settled` is called once with each transfer that is over; `hangs` with a sentence about one that
-    does not end although it was cancelled. `below`: the memory below DRAM that they read and write;
-    "" if they copy from or to VRAM.
-    """
-
-    settled: Callable[[Transfer], None]
-    hangs: Callable[[str], None]
-    below: str = ""
 
 
 class Traffic:
@@ -375,14 +297,12 @@ class Traffic:
         self.holds = holds
         self.ledger = TransferLedger(world_size)
         self._account = account
-        of_vram, below = (Deadlines(self.ledger, each) for each in (timeout_s, below_timeout_s))
-        self._deadlines = {kind: below if kind in BELOW else of_vram for kind in Kind}
-        self._all_deadlines = of_vram, below
-        self._owners: dict[int, Owner] = {}  # of the transfers in flight
+        self._timeouts = {kind: below_timeout_s if kind in BELOW else timeout_s for kind in Kind}
         self._num_in_flight = Counter(dict.fromkeys(Kind, 0))
         self._num_owned: Counter[Owner] = Counter()
         self._hung: set[Owner] = set()  # those with a transfer that hangs
         self._looked = 0.0
+        self._num_steps = 0
         self.num_load_blocks = 0  # that loads under way are to bring
         self.loads_since = 0.0  # when the first of those had the bus for itself
         self._said: dict[str, Any] = {}  # in the next plan
@@ -439,14 +359,17 @@ class Traffic:
         owner: Owner,
         kind: Kind,
         program: str,
-        places: PlacesBelow,
+        below: BlockIds,
         slots: Numbers,
         now: float,
+        keys: Sequence[Key],
+        depths: Sequence[int],
+        num_ahead: int = 0,
     ) -> Transfer:
-        """Queue a write of host `slots` to places below DRAM, or a read from there into them."""
-        named: dict[str, Any] = {"keys": tuple(places.keys), "depths": tuple(places.depths)}
-        named["num_ahead"] = places.num_ahead
-        return self._admit(owner, kind, program, places.slots, slots, now, **named)
+        """Queue a write of host `slots` to slots `below` DRAM, or a read from there into them. The
+        rest as in Transfer."""
+        named = {"keys": tuple(keys), "depths": tuple(depths), "num_ahead": num_ahead}
+        return self._admit(owner, kind, program, below, slots, now, **named)
 
     def say(self, **fields: Any) -> None:
         """The next plan says this besides (StepPlan)."""
@@ -464,7 +387,7 @@ class Traffic:
         Returns those that are over because they had not left yet. VRAM blocks are free at once."""
         over = []
         for transfer in self.ledger:
-            if transfer.kind is Kind.LOAD or self._owners[transfer.id] is not owner:
+            if transfer.kind is Kind.LOAD or transfer.owner is not owner:
                 continue
             self._release(transfer)
             if self.ledger.abandon(transfer):
@@ -481,14 +404,27 @@ class Traffic:
         the copy may yet write to (vLLM keeps those behind a prefix hit for it).
         """
         self._looked = now
-        for deadlines in self._all_deadlines:
-            hung = deadlines.step(now)
-            if hung is not None:
-                owner = self._owners[hung.id]
+        self._num_steps += 1
+        hung: dict[Owner, Transfer] = {}
+        for transfer in self.ledger:  # the oldest first
+            age_s = now - transfer.admitted
+            if age_s <= min(self._timeouts.values()):
+                break
+            if age_s <= self._timeouts[transfer.kind]:
+                continue
+            if transfer.late_since is None:
+                transfer.late_since = now, self._num_steps
+                self.ledger.cancel(transfer)
+            since, step = transfer.late_since
+            if now - since >= HANGS_AFTER_S and self._num_steps - step >= _MIN_STEPS:
+                hung.setdefault(transfer.owner, transfer)
+        for owner, transfer in hung.items():
+            if owner not in self._hung:
                 self._hung.add(owner)
                 owner.hangs(
-                    f"{hung.kind.value} {hung.id} hangs: begun {now - hung.admitted:.0f} s ago, "
-                    f"cancelled, and the {owner.below or 'driver'} has not ended it"
+                    f"{transfer.kind.value} {transfer.id} hangs: begun "
+                    f"{now - transfer.admitted:.0f} s ago, cancelled, and the "
+                    f"{owner.below or 'driver'} has not ended it"
                 )
 
     def drain(self) -> StepPlan:
@@ -524,13 +460,10 @@ class Traffic:
             if number and bool(owner.below) is below and owner not in self._hung:
                 yield owner
 
-    def oldest_store_age(self, now: float) -> float | None:
-        """Seconds since the oldest store that holds blocks was queued, or None if none does."""
-        if not self.holds.num_blocks:
-            return None
-        held = (t for t in self.ledger if t.kind is Kind.STORE and t.hold)  # the oldest first
-        oldest = next(held, None)
-        return None if oldest is None else now - oldest.admitted
+    def oldest_store_age(self, now: float) -> float:
+        """Seconds since the oldest store that holds blocks was queued; infinite if none does."""
+        held = (t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold)
+        return now - next(held, -math.inf)  # the oldest is first
 
     @property
     def oldest_below_s(self) -> float:
@@ -544,18 +477,16 @@ class Traffic:
             self._account.gauge("transfers_in_flight", number, kind.value)
 
     # --- parts ------------------------------------------------------------------------
-    def _admit(self, owner: Owner, *what: Any, **besides: Any) -> Transfer:
+    def _admit(self, *what: Any, **besides: Any) -> Transfer:
         """Queue what TransferLedger.admit is given."""
         transfer = self.ledger.admit(*what, **besides)
-        self._owners[transfer.id] = owner
-        self._num_owned[owner] += 1
-        self._deadlines[transfer.kind].add(transfer)
+        self._num_owned[transfer.owner] += 1
         self._num_in_flight[transfer.kind] += 1
         self._account.count("transfers_admitted", label=transfer.kind.value)
         return transfer
 
     def _settled(self, transfer: Transfer, now: float) -> None:
-        owner = self._owners.pop(transfer.id)
+        owner = transfer.owner
         owner.settled(transfer)
         self._release(transfer)
         if transfer.kind is Kind.LOAD:
@@ -574,15 +505,16 @@ class Traffic:
     def _count(self, transfer: Transfer, now: float) -> None:
         account, outcome = self._account, transfer.outcome
         assert outcome is not None
-        names = _COUNTED[transfer.kind]
+        kind, copied, is_below = transfer.kind.value, _COPIED[transfer.kind], transfer.kind in BELOW
         is_late = transfer.cancelled and transfer.state is TransferState.FAILED
         is_cancelled = is_late and transfer.kind is not Kind.STORE
-        account.count(names.settled, label="cancelled" if is_cancelled else transfer.state.value)
+        account.count(f"{kind}s", label="cancelled" if is_cancelled else transfer.state.value)
         for reason in set(outcome.reasons):
             is_timeout = is_late and reason == "cancelled"
-            account.count(names.failed, label="timeout" if is_timeout else reason)
+            failures = "disk_failures" if is_below else "transfer_failures"
+            account.count(failures, label="timeout" if is_timeout else reason)
         if transfer.state is TransferState.DONE:
-            if names.num_blocks:
-                account.count(names.num_blocks, len(transfer))
-            account.count(names.num_bytes, outcome.num_bytes)
-            account.observe(names.seconds, now - transfer.admitted)
+            if not is_below:
+                account.count(f"{copied}_blocks", len(transfer))
+            account.count(f"{copied}_bytes", outcome.num_bytes)
+            account.observe(f"{kind}_seconds", now - transfer.admitted)
