@@ -36,6 +36,7 @@ LEFT = {
     "vllm/coordinator.py HitRule.__init__ coordinator.remove_skipped_blocks": 13,
     "vllm/coordinator.py Shadow.__init__ each.block_pool": "a copy's",
     "vllm/coordinator.py Shadow.__init__ self._coordinator.single_type_managers": "a copy's",
+    "vllm/coordinator.py Shadow.keep_at request.shared_prefix_boundary": 15,
     "vllm/coordinator.py find walks": "0.26 to 0.29; later ones bind the manager",
     "vllm/coordinator.py hit_in_all_groups coordinator.find_longest_cache_hit_per_group": "0.26",
     "vllm/hooks.py Allocation.__init__ self._manager.allocate_slots": 11,
