@@ -16,7 +16,6 @@ namespace ckv {
 namespace {
 
 constexpr int kInvalidHandle = 400;
-constexpr int kDeadContext = 700;
 
 void copy_bytes(const Descriptor &d) {
   std::memcpy(reinterpret_cast<void *>(d.dst), reinterpret_cast<const void *>(d.src), d.bytes);
@@ -333,14 +332,10 @@ ckv_sim_stats SimDriver::stats() {
 
 std::unique_ptr<Driver> open_sim_driver(const ckv_config &config) {
   std::optional<uint32_t> mbps = number_of("CKV_SIM_MBPS");
-  std::optional<uint32_t> num_copies = number_of("CKV_SIM_FAIL_AFTER");
   auto sim = std::make_unique<SimDriver>(mbps.value_or(0) == 0 ? config.sim_mbps : *mbps);
   sim->start();
   sim->turn_watch(std::getenv("CKV_SIM_WATCH") != nullptr);
   sim->disk().obey_environment();
-  if (num_copies.has_value()) {
-    sim->fail(CKV_SIM_COPY, *num_copies, 1, kDeadContext);
-  }
   return sim;
 }
 

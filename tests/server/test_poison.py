@@ -1,18 +1,19 @@
 """The device context ends while a server copies: no tier from there on, and everybody's answer.
 
-The simulated driver ends it after so many copy calls. A copy call is one block here, so that is
-forced: it falls into the last turns, with one program's store half done and the others' loads
-behind it. Everything is slow enough for them to be there by then.
+That is forced: a plugin in the worker holds the simulated driver's copies from one program's store
+on. Once the others' loads are behind it, the next driver call says that the context has ended.
 """
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from bench.serve.server import VllmServer
-from bench.serve.tiny_model import LLAMA
+from tests.markdown import ROOT
 from tests.server.alerts import firing
 from tests.server.conftest import DRAM_BYTES, ServerFactory, Stock
 from tests.server.helpers import (
@@ -36,19 +37,34 @@ from tests.server.helpers import (
 )
 
 MAX_TOKENS = 24
-BLOCK_BYTES = BLOCK * LLAMA.kv_bytes_per_token()
-SMALL_TRUNKS = f"""
-import functools
+HELD = """
+import threading
+import time
+from pathlib import Path
 
-from continuum_connector.worker import native
+from continuum_connector.worker.abi import Direction
+from continuum_connector.worker.native import NativeEngine
+from tests.native import sim
+
+HOLD = Path({hold!r})
+submit = NativeEngine.submit
+
+def end_context(engine):
+    while HOLD.exists():
+        time.sleep(0.01)
+    sim.fail_after(engine, 0, code=700)
+    sim.release(engine)
+
+def held(engine, direction, *args, **kwargs):
+    if direction is Direction.STORE and HOLD.exists():
+        sim.hold(engine)
+        threading.Thread(target=end_context, args=(engine,), daemon=True).start()
+    submit(engine, direction, *args, **kwargs)
 
 def register():
-    trunks = {{"trunk_bytes": {BLOCK_BYTES}, "window_bytes": {4 * BLOCK_BYTES}}}
-    native.Tuning = functools.partial(native.Tuning, **trunks)
+    NativeEngine.submit = held
 """
 NUM_BLOCKS = 257  # the longest context, and the null block
-MBPS = 2  # 150 ms for a block
-# Its second turn stores 63 blocks, which takes 9 s.
 WRITER = Dialog("writer", tokens_of(640, "writer"), [tokens_of(2000, "what it read")])
 
 
@@ -60,7 +76,6 @@ def num_stored(dialog: Dialog, num_turns: int) -> int:
 
 NUM_FIRST = sum(num_stored(dialog, 2) for dialog in PROGRAMS)
 NUM_WRITER = num_stored(WRITER, 1)  # stored, and loaded for its second turn
-FAIL_AFTER = NUM_FIRST + 2 * NUM_WRITER + 50
 SENTENCE = (
     "No DRAM tier on this rank: the copy engine failed: CUDA error 700; "
     "what leaves VRAM is computed again until the server is restarted"
@@ -68,8 +83,16 @@ SENTENCE = (
 
 
 @pytest.fixture
-def server(server_factory: ServerFactory, stock: Stock, tmp_path: Path) -> VllmServer:
+def hold(tmp_path: Path) -> Path:
+    """From the first store on after this file is made no copy ends; once it is gone, the context
+    ends."""
+    return tmp_path / "hold"
+
+
+@pytest.fixture
+def server(server_factory: ServerFactory, stock: Stock, hold: Path, tmp_path: Path) -> VllmServer:
     """Turns leave for DRAM at once. (It starts once stock's server is gone.)"""
+    plugin = install_plugin(tmp_path, "held_copies", HELD.format(hold=str(hold)))
     return server_factory(
         "poison",
         num_blocks=NUM_BLOCKS,
@@ -81,9 +104,7 @@ def server(server_factory: ServerFactory, stock: Stock, tmp_path: Path) -> VllmS
             "trace_path": str(tmp_path / "trace.jsonl"),
         },
         env={
-            "CKV_SIM_MBPS": str(MBPS),
-            "CKV_SIM_FAIL_AFTER": str(FAIL_AFTER),
-            "PYTHONPATH": install_plugin(tmp_path, "small_trunks", SMALL_TRUNKS),
+            "PYTHONPATH": os.pathsep.join((str(ROOT), plugin)),
         },
         args=("--shutdown-timeout", "60"),
     )
@@ -101,11 +122,13 @@ def last_turn(dialog: Dialog, answers: list[list[int]]) -> Dialog:
     return Dialog(dialog.name, prompt, [])
 
 
-def only_in_dram(server: VllmServer) -> None:
-    """All that was stored is there, and a turn that is not stored has taken all of VRAM."""
+def only_in_dram(server: VllmServer, hold: Path) -> None:
+    """All that was stored is there, and a turn that is not stored has taken all of VRAM; the next
+    store is held."""
     eventually(lambda: server.metric("continuum:stored_blocks_total") == NUM_FIRST + NUM_WRITER)
     num_tokens = (NUM_BLOCKS - 1) * BLOCK
     ask(server, "completions", [text_of(num_tokens - 4, "flush")], 4, **last())
+    hold.touch()
 
 
 def failed(server: VllmServer) -> tuple[float, float]:
@@ -115,13 +138,17 @@ def failed(server: VllmServer) -> tuple[float, float]:
 
 
 def test_the_context_ends_amid_copies_and_the_server_lives(
-    server: VllmServer, stock: Stock, tmp_path: Path
+    server: VllmServer, stock: Stock, hold: Path, tmp_path: Path
 ) -> None:
     well = server.metrics()
-    # Some stores and a load are done; then a store is in flight, and everybody wants to load.
+    # Some stores and a load are done; then a store is in flight, with loads behind it.
     first = play_at_once(server, [first_turns(dialog) for dialog in PROGRAMS])
-    written = play(server, [WRITER], before_last=lambda: only_in_dram(server))
-    behind = play_at_once(server, list(map(last_turn, PROGRAMS, first)))
+    written = play(server, [WRITER], before_last=lambda: only_in_dram(server, hold))
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(play_at_once, server, list(map(last_turn, PROGRAMS, first)))
+        eventually(lambda: in_flight(server) >= 3)
+        hold.unlink()
+        behind = asked.result()
     assert [a + b for a, b in zip(first, behind, strict=True)] == stock.answers
 
     eventually(lambda: in_flight(server) == 0 and usage(server) == 0)
