@@ -28,17 +28,6 @@ NUM_WORST = 5  # decisions that the report names, for `continuum explain`
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 DECISIONS = ("pin", "offload", "free")
-LEVELS = {  # fields of a `steps` record, as analyze names them
-    "free_blocks": "free blocks",
-    "pinned_blocks": "pinned blocks",
-    "waiting": "waiting",
-    "running": "running",
-    "store_blocks": "blocks to DRAM",
-    "load_blocks": "blocks from DRAM",
-    "write_blocks": "blocks to disk",
-    "read_blocks": "blocks from disk",
-    "hook_max_s": "hooks, one step",
-}
 
 
 @dataclass
@@ -78,8 +67,6 @@ class Summary:
         self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self.saved_s = self.lost_s = 0.0
         self.worst: list[Costly] = []  # NUM_WORST, the worst first
-        # What `steps` records say, a number of each in each: 96 bytes a record.
-        self.steps = {name: array("d") for name in ("now", "steps", "hook_s", *LEVELS)}
         self._programs: dict[str, _Program] = {}
 
     def add(self, record: Record) -> None:
@@ -102,9 +89,6 @@ class Summary:
             self._pin_ended(record)
         elif event in ("store", "load", "write", "read"):
             self._copied(event, record)
-        elif event == "steps" and count(record, "steps"):
-            for name, values in self.steps.items():
-                values.append(max(0.0, number(record, name) or 0.0))
 
     def finish(self) -> None:
         """The trace ends: count the programs under way as far as they got."""
@@ -280,7 +264,7 @@ class Row(NamedTuple):
 def rows(of: Summary) -> dict[str, dict[str, Row]]:
     """Every row by group and name, in reading order."""
     found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
-    parts = (_times(of), _decided(of), _copies(of), _judged(of), _stepped(of))
+    parts = (_times(of), _decided(of), _copies(of), _judged(of))
     for group, unit, values in itertools.chain(*parts):
         found[group].update((name, Row(value, unit)) for name, value in values.items())
     return found
@@ -357,19 +341,6 @@ def _judged(of: Summary) -> Iterator[Part]:
     yield "regret", "%", {"best kind chosen": ratio(num["best kind chosen"], judged)}
     in_all = {"per decision": ratio(total_s, judged), "in all": total_s if judged else None}
     yield "regret", "s", in_all | {f"per {d}": sum(v) / len(v) for d, v in per.items() if v}
-
-
-def _stepped(of: Summary) -> Iterator[Part]:
-    """Rows on the engine's steps, where they were traced; percentiles are of records."""
-    if not (num := sum(of.steps["steps"])):
-        return
-    yield "steps", "", {"steps": num}
-    for level in ("free_blocks", "waiting", "running", "hook_max_s"):
-        found = spread(of.steps[level], min=0.0, p10=0.1, max=1.0)
-        names = ("min", "p10", "p50") if level == "free_blocks" else ("p50", "p99", "max")
-        told = {f"{LEVELS[level]}, {q}": found[q] for q in names}
-        yield "steps", "s" if level == "hook_max_s" else "", told
-    yield "steps", "s", {"hooks, mean of all steps": sum(of.steps["hook_s"]) / num}
 
 
 def spread(values: Sequence[float], **more: float) -> dict[str, Value]:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from continuum_connector.tools.analysis.source import Source
-from continuum_connector.tools.analysis.summary import LEVELS, Row, Summary, rows
+from continuum_connector.tools.analysis.summary import Row, Summary, rows
 from continuum_connector.tools.analysis.words import seconds
 from continuum_connector.tools.cli.terminal import name as shown
 from continuum_connector.tools.cli.terminal import terminal
@@ -20,11 +20,10 @@ def analyze(
     traces: Annotated[list[Path], typer.Argument(help="Files that trace_path named.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for programs.")] = False,
 ) -> None:
-    """Put traces into numbers: JCT, hits, pins, copies, regret, steps.
+    """Put traces into numbers: JCT, hits, pins, copies, regret.
 
     Several traces are columns of one table, to compare policies. Regret is what a decision
-    lost against the best alternative, now that we know when the program came back. Where
-    trace_steps_s was set, the engine's steps are plotted over time.
+    lost against the best alternative, now that we know when the program came back.
     """
     summaries = [summarize(source) for source in map(Source, traces)]
     columns, names = [*map(rows, summaries)], _names(traces)
@@ -42,8 +41,6 @@ def analyze(
     for name, summary in zip(names, summaries, strict=True):
         if summary.worst:
             console.print("", _worst(name, summary), sep="\n")
-        if summary.steps["now"]:
-            console.print("", _plot(name, summary, console.options.ascii_only), sep="\n")
 
 
 def summarize(source: Source) -> Summary:
@@ -95,40 +92,3 @@ def _worst(name: str, summary: Summary) -> Table:
             cells = (str(one.turn), one.decision, one.best, seconds(one.seconds))
             made.add_row(shown(one.program), *cells)
     return made
-
-
-# --- the engine's steps ---------------------------------------------------------------------
-WIDTH, HEIGHT = 48, 2  # of a plot, in characters: with names and numbers it fits 80 columns
-BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .,-~=+*#"
-
-
-def moments(summary: Summary, level: str) -> list[float | None]:
-    """The time of the steps in WIDTH equal parts, each with the worst of its steps: of free blocks
-    the fewest, of all else the most; None without a step."""
-    times, worse = summary.steps["now"], min if level == "free_blocks" else max
-    first, each_s = min(times), (max(times) - min(times)) / WIDTH or 1.0
-    steps: list[list[float]] = [[] for _ in range(WIDTH)]
-    for now, value in zip(times, summary.steps[level], strict=True):
-        steps[min(WIDTH - 1, int((now - first) / each_s))].append(value)
-    return [worse(values, default=None) for values in steps]
-
-
-def _plot(name: str, summary: Summary, is_ascii: bool) -> Table:
-    """Each level over time, from 0 to its most, if it was ever above 0."""
-    span_s = max(summary.steps["now"]) - min(summary.steps["now"])
-    each = f"the worst step of each {seconds(span_s / WIDTH)}"
-    title = f"Steps: {shown(name)}, {seconds(span_s)}, {each}"
-    made = _grid(title, "", ">", "", box=None, show_header=False, pad_edge=False)
-    for level, label in LEVELS.items():
-        if top := max(summary.steps[level]):
-            scale = seconds(top) if level == "hook_max_s" else f"{top:,.0f}"
-            made.add_row(label, f"{scale}\n0", _drawn(moments(summary, level), top, is_ascii))
-    return made
-
-
-def _drawn(values: list[float | None], top: float, is_ascii: bool) -> str:
-    """Bars of an eighth of a line and more; none where there was no step."""
-    bars, most = ASCII_BARS if is_ascii else BARS, 8 * HEIGHT - 1
-    heights = [0 if v is None else 1 + round(v / top * most) for v in values]
-    lines = ((bars[min(8, max(0, h - 8 * n))] for h in heights) for n in reversed(range(HEIGHT)))
-    return "\n".join(map("".join, lines))
