@@ -107,6 +107,20 @@ MUTANTS = (
         "tests/vllm/test_below.py",
     ),
     Mutant(
+        "loads: who wants what comes already loads it, too",
+        "scheduler/waits.py",
+        "        turn.awaits_load = first if self._tier.is_coming(first) else None\n",
+        "        turn.awaits_load = None\n",
+        "tests/vllm/test_same_load.py",
+    ),
+    Mutant(
+        "loads: whoever waits for one waits on when the tier is down",
+        "scheduler/tiers/dram.py",
+        "        return self.is_up and block_hash in self._brings.values()\n",
+        "        return block_hash in self._brings.values()\n",
+        "tests/vllm/test_same_load.py",
+    ),
+    Mutant(
         "pins: a patient turn takes whatever it likes",
         "scheduler/pins.py",
         "        return self.worth_now(pin) <= self.price\n",

@@ -66,7 +66,8 @@ NOT_OURS = {
 TURN_IS_WRITTEN_IN = {
     "scheduler/pins.py": "came_for taken",
     "scheduler/scheduler.py": "epoch hit_tokens is_stray stock_tokens vram_tokens",
-    "scheduler/waits.py": "adapter awaits_below below held_s is_let_in num_wanted was_tried",
+    "scheduler/waits.py": "adapter awaits_below awaits_load below held_s is_let_in num_wanted "
+    "was_tried",
 }
 # Functions whose names ask, and which act: vLLM's names. It peeks into a queue only where `bool` of
 # it says so, so that is where those are hidden that must be passed over.

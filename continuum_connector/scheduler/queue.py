@@ -4,8 +4,8 @@ Queues: all of them in one engine. Front: a queue with some of its requests move
 Preempted turns come first, the others by place (SchedulerSide.rank). A turn's place changes while
 it waits, when the pin that it came back for appears or ends. Only that turn is then ranked again,
 so every operation is O(log n). Turns held at the gate wait here too, hidden from vLLM, and so do
-turns that wait for blocks from below DRAM or for an adapter's place. Turns that wait for the bus
-are hidden as well, but kept in order.
+turns that wait for blocks that come up to DRAM, or to VRAM for another turn, and for an adapter's
+place. Turns that wait for the bus are hidden as well, but kept in order.
 
 LazyHeap: the smallest of many items whose keys change while they are in the heap; of pins, too.
 """

@@ -38,7 +38,7 @@ from continuum_connector.scheduler.turns import (
     Turns,
     strays,
 )
-from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Gate, Waits
+from continuum_connector.scheduler.waits import Adapters, Bus, FromBelow, Gate, SameLoad, Waits
 from continuum_connector.toolcalls import ToolReader
 
 
@@ -108,9 +108,12 @@ class SchedulerSide:
             records.account,
         )
         from_below = FromBelow(tier, pool, self.turns, groups.hash_size)
+        same_load = SameLoad(tier, self.turns, groups.hash_size)
         bus = Bus(traffic, costs, self.queues, self.turns)
         adapters = Adapters(max_loras, tier, self.turns)
-        self.waits = Waits(gate, from_below, bus, adapters, self.queues, self.turns, records)
+        self.waits = Waits(
+            gate, from_below, same_load, bus, adapters, self.queues, self.turns, records
+        )
         # What decides on finished turns, and what makes room.
         self.snapshots = Snapshots(pool, self.retention, tier, costs, self.turns, bus)
         self._decisions = Decisions(
@@ -214,6 +217,8 @@ class SchedulerSide:
         num_tokens = self.tier.find(request, num_vram_tokens)
         if not num_tokens:
             return 0, False
+        if self.waits.same_load.must_wait(turn, request, num_vram_tokens):
+            return None, False
         if self.waits.bus.hold_back(turn, self.groups.least_blocks(num_tokens), now):
             return None, False
         return num_tokens, True

@@ -105,7 +105,8 @@ class Turn:
     the chain that it continues; `taken`: what that held for it. `is_let_in`: the gate let it pass,
     after `held_s`. `was_tried`: vLLM has tried to admit it, where a memory lies below DRAM.
     `below`: what that had for it, if anything of use. `awaits_below`: when last asked, it had to
-    wait for some of that to come up.
+    wait for some of that to come up; `awaits_load`: the hash of the block that it waits for because
+    another turn's load brings it.
     `num_wanted`: blocks that it wants to load, while it waits for the bus. `adapter`: what it uses
     of a step's places for adapters.
     """
@@ -131,6 +132,7 @@ class Turn:
     was_tried: bool = False
     below: Told | None = None
     awaits_below: bool = False
+    awaits_load: bytes | None = None
     num_wanted: int = 0
     adapter: InUse | None = None
     came_for: LivePin | None = None

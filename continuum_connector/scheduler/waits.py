@@ -4,6 +4,7 @@ shown it.
 - Gate: a place among the programs under way, for its program's first turn. Off by default. Looked
   at when the turn is queued.
 - FromBelow: blocks that come up to DRAM. Looked at when vLLM tries the turn.
+- SameLoad: blocks that come to VRAM already, for another turn. Looked at then, too.
 - Bus: its load's turn on the bus. Looked at then, too. Such turns are kept in order.
 - Adapters: a place for its adapter. Looked at when the turn is first in line.
 """
@@ -370,6 +371,55 @@ class FromBelow:
         return next(missing, len(hashes)) * self._size
 
 
+class SameLoad:
+    """Makes a turn wait whose first block to load comes to VRAM already, for another turn. Then it
+    shares that turn's blocks, also those that are computed behind the loaded ones, as it would on
+    stock vLLM. Else each of n samples would load what they begin with, and compute all the rest of
+    one prompt: vLLM looks up no turn again that has loaded."""
+
+    is_on = True
+
+    def __init__(self, tier: Tier, turns: Turns, token_size: int) -> None:
+        """`token_size`: tokens per block hash."""
+        self._tier = tier
+        self._turns = turns
+        self._size = token_size
+        self._hidden: dict[bytes, dict[str, Turn]] = {}  # by that block
+
+    def must_wait(self, turn: Turn, request: Any, num_vram_tokens: int) -> bool:
+        """The turn may load what follows so many tokens; return whether vLLM should pass it over
+        instead."""
+        first = request.block_hashes[num_vram_tokens // self._size]
+        turn.awaits_load = first if self._tier.is_coming(first) else None
+        return turn.awaits_load is not None
+
+    def hides(self, request: Any) -> bool:
+        """Whether to hide from vLLM a request that it puts back, because `must_wait` said so, until
+        `let_in` yields it."""
+        turn = self._turns.get(request.request_id)
+        if turn is None or turn.awaits_load is None:
+            return False
+        self._hidden.setdefault(turn.awaits_load, {})[turn.request_id] = turn
+        return True
+
+    def let_in(self, everybody: bool = False) -> Iterator[str]:
+        """Yield the hidden requests for which nothing comes any more. `everybody`: yield all."""
+        for first in list(self._hidden):
+            if everybody or not self._tier.is_coming(first):
+                for turn in self._hidden.pop(first).values():
+                    turn.awaits_load = None
+                    yield turn.request_id
+
+    def is_due(self) -> bool:
+        """Whether a turn is hidden."""
+        return bool(self._hidden)
+
+    def left(self, turn: Turn) -> None:
+        """The turn is over."""
+        if turn.awaits_load is not None and turn.awaits_load in self._hidden:
+            self._hidden[turn.awaits_load].pop(turn.request_id, None)
+
+
 # At most this many turns per step are told to wait; after them vLLM asks no further turn.
 MAX_PASSED = 16
 TIME_CONSTANT_S = 10.0  # many loads, of a second or less, with the wait before them
@@ -565,24 +615,26 @@ class Adapters:
 
 
 class Waits:
-    """All four of one engine, and the queues in which turns wait for them."""
+    """All five of one engine, and the queues in which turns wait for them."""
 
     def __init__(
         self,
         gate: Gate,
         from_below: FromBelow,
+        same_load: SameLoad,
         bus: Bus,
         adapters: Adapters,
         queues: Queues,
         turns: Turns,
         records: Records,
     ) -> None:
-        self.gate, self.from_below, self.bus, self.adapters = gate, from_below, bus, adapters
+        self.gate, self.from_below, self.same_load = gate, from_below, same_load
+        self.bus, self.adapters = bus, adapters
         self._queues = queues
         self._turns = turns
         self._records = records
-        # Those that this server has: the bus alone on most.
-        every = (gate, from_below, bus, adapters)
+        # Those that this server has: two on most.
+        every = (gate, from_below, same_load, bus, adapters)
         self._on = [wait for wait in every if wait.is_on]
         self._held = [wait for wait in (gate, adapters) if wait.is_on]
 
@@ -601,7 +653,7 @@ class Waits:
         return ProgramQueue(
             rank,
             holds=is_held if self.gate.is_on and has_gate else None,
-            hides=self.from_below.hides if self.from_below.is_on else None,
+            hides=self._hides,
             sets_aside=self.bus.sets_aside,
             passes_over=self.adapters.passes_over if self.adapters.is_on else None,
         )
@@ -619,6 +671,7 @@ class Waits:
         turns wait for their client."""
         self.bus.new_step(now)
         self._queues.release(self.from_below.let_in(now))
+        self._queues.release(self.same_load.let_in())
         self._queues.release(self.adapters.let_in())
         self._through_gate(self.gate.open(len(self._turns) - num_idle, now), now)
 
@@ -626,6 +679,7 @@ class Waits:
         """Show vLLM all turns: none waits any more."""
         self.bus.end()
         self._queues.release(self.from_below.let_in(now, everybody=True))
+        self._queues.release(self.same_load.let_in(everybody=True))
         self._queues.release(self.adapters.let_in(everybody=True))
         self._through_gate(self.gate.let_all_in(now), now)
 
@@ -633,6 +687,10 @@ class Waits:
         """The turn is over, and waits for nothing any more."""
         for wait in self._on:
             wait.left(turn)
+
+    def _hides(self, request: Any) -> bool:
+        """Whether to hide from vLLM a request that it puts back."""
+        return self.from_below.hides(request) or self.same_load.hides(request)
 
     def _through_gate(self, let_in: Iterable[LetIn], now: float) -> None:
         """Record each, and show it to vLLM."""

@@ -75,6 +75,7 @@ SEAMS = {
     "quiet_steps": "the hooks of a step without work",
     "rank": "how a worker knows its rank",
     "resets_beside_stock": "what its resets answer, and its own MultiConnector's",
+    "same_load": "what it looks up for a turn that waited, and when loaded blocks are found",
     "shadow": "its coordinator, copied",
     "stages": "whose reports its executors pass on",
     "state_columns": "where its runner V2 keeps states beside drafts",

@@ -88,6 +88,9 @@ class Shelf:
         self.promised[request.request_id] = num_vram_tokens, hit
         return hit - num_vram_tokens
 
+    def is_coming(self, _: bytes) -> bool:
+        return False
+
     def load(
         self,
         program: str,
@@ -212,6 +215,9 @@ class DramAndShelf:
         near, far = (part.find(request, num_vram_tokens) for part in self._parts)
         self._chosen[request.request_id] = self._parts[far > near]
         return max(near, far)
+
+    def is_coming(self, block_hash: bytes) -> bool:
+        return self.near.is_coming(block_hash)
 
     def load(self, program: str, request: Any, *args: Any) -> Mapping[str, int]:
         chosen = self._chosen.pop(request.request_id)

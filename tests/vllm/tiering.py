@@ -243,6 +243,12 @@ def _check_dram(engine: Engine, tier: DramTier) -> None:
     prove_dram(tier.index)
     assert engine.connector.mode is not Mode.OFF or not tier.index.num_ready
     assert set(tier._found) <= set(engine.scheduler.requests)
+    loads = {each.id for each in in_flight(engine, Kind.LOAD) if each.owner is tier._owner}
+    assert tier._brings.keys() == loads
+    hidden = engine.connector.side.waits.same_load._hidden.items()
+    turns = engine.connector.side.turns
+    for first, of_block in hidden:
+        assert all(turns.get(name).awaits_load == first for name in of_block)
 
 
 def assert_drained(engine: Engine) -> None:

@@ -74,6 +74,9 @@ class Tier(Protocol):
     def find(self, request: Any, num_vram_tokens: int) -> int:
         """Return how many tokens beyond `num_vram_tokens` a load could bring back."""
 
+    def is_coming(self, block_hash: bytes) -> bool:
+        """Whether a load under way begins with that block."""
+
     def load(
         self,
         program: str,

@@ -95,6 +95,7 @@ class DramTier:
         self._found = Finder(self.index, groups)
         # For each store under way, the end and the key of the block that comes first in its chain.
         self._firsts: dict[int, tuple[int, Key]] = {}
+        self._brings: dict[int, bytes] = {}  # for each load, the hash of its first block
         self._is_default = plan.is_default
         account.gauge("tier_up", float(self.is_up))
 
@@ -150,6 +151,9 @@ class DramTier:
             return 0
         return self._found.find(request, num_vram_tokens)
 
+    def is_coming(self, block_hash: bytes) -> bool:
+        return self.is_up and block_hash in self._brings.values()
+
     def load(
         self,
         program: str,
@@ -163,7 +167,8 @@ class DramTier:
         # vLLM waits for this load now. If a slot has gone since the promise, the load names no
         # slots, so that every rank refuses it and its tokens are computed again.
         slots = np.full(len(blocks), -1) if slots is None else self.index.acquire(slots)
-        self.traffic.load(self._owner, program, request.request_id, blocks, slots, now)
+        load = self.traffic.load(self._owner, program, request.request_id, blocks, slots, now)
+        self._brings[load.id] = request.block_hashes[start // self._groups.hash_size]
         self.index.use(program, slots[-1:], now)
         came_up = self.below.came_up(request.request_id, start, num_tokens)
         return {"dram": num_tokens - sum(came_up.values()), **came_up}
@@ -269,7 +274,9 @@ class DramTier:
                 self.below.stored(transfer.program)
             if self.events is not None:
                 self.events.stored(transfer.id, set(self.index.keys_of(transfer.slots)))
-        elif transfer.slots[0] >= 0:
+            return
+        del self._brings[transfer.id]
+        if transfer.slots[0] >= 0:
             if transfer.outcome is not None and "corrupt" in transfer.outcome.reasons:
                 self.below.doubted(transfer.slots)
             self.index.release(transfer.slots, corrupt=transfer.state is TransferState.FAILED)
