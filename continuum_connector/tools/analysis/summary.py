@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from array import array
@@ -11,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from continuum_connector.forecast import came_true
 from continuum_connector.memory import size
 from continuum_connector.tools.analysis.source import (
     Record,
@@ -24,7 +22,6 @@ from continuum_connector.tools.analysis.source import (
 )
 from continuum_connector.tools.analysis.words import NOT_READ, ratio, seconds
 
-NUM_WORST = 5  # decisions that the report names, for `continuum explain`
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 DECISIONS = ("pin", "offload", "free")
@@ -43,25 +40,13 @@ LEVELS = {  # fields of a `steps` record, as analyze names them
 
 @dataclass
 class _Program:
-    """One program under way. `arrivals`: those of its turns that have not ended; `open`: decisions
-    without an outcome yet, by turn."""
+    """One program under way. `arrivals`: those of its turns that have not ended."""
 
     first: float
     last_end: float | None = None
     arrivals: dict[int, float] = field(default_factory=dict)
     num_tokens: int = 0  # of its last turn: prompt, and output if the trace gives it
     num_turns: int = 0
-    open: dict[int, Record] = field(default_factory=dict)
-
-
-class Costly(NamedTuple):
-    """A decision that lost much. Sorts by its seconds."""
-
-    seconds: float
-    program: str
-    turn: int
-    decision: str
-    best: str
 
 
 class Summary:
@@ -77,7 +62,6 @@ class Summary:
         self.num: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self.saved_s = self.lost_s = 0.0
-        self.worst: list[Costly] = []  # NUM_WORST, the worst first
         # What `steps` records say, a number of each in each: 96 bytes a record.
         self.steps = {name: array("d") for name in ("now", "steps", "hook_s", *LEVELS)}
         self._programs: dict[str, _Program] = {}
@@ -148,37 +132,11 @@ class Summary:
             self.samples["turn"].append(now - arrived)
         program.last_end = now
         program.num_tokens = count(record, "tokens") or program.num_tokens
-        program.open[turn] = record
 
     def _closed(self, record: Record) -> None:
-        outcome = text(record, "outcome")
-        self.num["outcomes"][f"{text(record, 'decision')} {outcome}"] += 1
+        self.num["outcomes"][f"{text(record, 'decision')} {text(record, 'outcome')}"] += 1
         self.saved_s += number(record, "saved_s") or 0.0
         self.lost_s += number(record, "lost_s") or 0.0
-        key, turn = text(record, "program"), count(record, "turn")
-        program = self._programs.get(key)
-        decision = program.open.pop(turn, None) if program else None
-        if outcome == "done":  # a last turn left nothing to choose
-            return
-        gap_s, horizon_s = number(record, "gap_s"), number(record, "horizon_s")
-        # Turns in parallel say nothing of a gap, nor does one that nobody was there to see.
-        is_known = (
-            horizon_s is not None
-            and outcome not in ("superseded", "switched_off")
-            and came_true(gap_s, number(record, "open_s") or 0.0, horizon_s) is not None
-        )
-        if outcome == "diverged":  # what it does not continue is of no use, whenever it comes
-            gap_s = None
-        judged = regret(decision, gap_s) if decision and is_known else None
-        if judged is None:
-            self.num["regret"]["not judged"] += 1
-            return
-        lost_s, chosen, best = judged
-        self.samples[f"regret per {chosen}"].append(lost_s)
-        self.num["regret"]["decisions judged"] += 1
-        self.num["regret"]["best kind chosen"] += chosen == best
-        costly = [*self.worst, Costly(lost_s, key, turn, chosen, best)]
-        self.worst = heapq.nlargest(NUM_WORST, costly)
 
     def _pin_ended(self, record: Record) -> None:
         cause, held_s = text(record, "cause") or "unpinned", number(record, "held_s")
@@ -207,53 +165,6 @@ def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
         into.update(kept._asdict(), told=1)
 
 
-# --- in hindsight ---------------------------------------------------------------------------
-def regret(decision: Record, gap_s: float | None) -> tuple[float, str, str] | None:
-    """Seconds that a decision lost once its program came back after `gap_s` seconds (None: never),
-    what was chosen, and what was best. None if the record does not say what was at stake: a prefill
-    of 0 s, or from a prior, was not measured.
-
-    Worth is net seconds that all programs together gain, by the costs and prices known at the
-    decision, with the formulas of policy/adaptive.py and certainty instead of chances:
-
-        free            0
-        offload         k * max(0, N * prefill - load)   if back while DRAM has it, else 0
-        pin of TTL t    k * N * prefill - price * blocks * gap                 if back within t
-                        -price * blocks * t, plus the offload it was a part of, if not
-        the best pin    the one whose TTL is the gap
-
-    k = blocks / mean blocks of a turn, N = turns that a prefill delays; a load delays those that
-    wait behind it. Regret = worth of the best - worth of the chosen, never negative. A decision is
-    not blamed for what pressure did to its pin.
-    """
-    known, chosen = part(decision, "known"), text(decision, "decision")
-    prefill_s, load_s = number(known, "prefill"), number(known, "load")
-    if not prefill_s or known.get("prior") is True or chosen not in DECISIONS:
-        return None
-    gap, residence_s = math.inf if gap_s is None else gap_s, number(known, "residence")
-    blocks = count(decision, "blocks")
-    weight = blocks / max(number(known, "mean_blocks") or 1.0, 1.0)
-    prefill_s *= 1 + count(known, "waiting") + count(known, "running")
-    cost = (number(known, "price") or 0.0) * blocks  # of all its blocks, per second
-    stored, is_late = 0.0, math.isinf(gap) or (residence_s is not None and gap > residence_s)
-    if load_s is not None and not known.get("dram_refused") and not is_late:
-        load_s += number(known, "behind") or 0.0
-        stored = weight * max(0.0, prefill_s - load_s)
-
-    def pinned(ttl_s: float) -> float:
-        if math.isinf(gap) and math.isinf(ttl_s):
-            return -math.inf  # an endless pin for nobody
-        if gap <= ttl_s:
-            return weight * prefill_s - cost * gap
-        return (stored if text(decision, "then") == "store" else 0.0) - cost * ttl_s
-
-    worth = {"free": 0.0, "offload": stored, "pin": pinned(gap)}
-    best = max(worth, key=lambda name: worth[name])
-    had = pinned(number(decision, "ttl_s") or 0.0) if chosen == "pin" else worth[chosen]
-    # Rounded or altered numbers in the record must not make it negative.
-    return max(0.0, worth[best] - had), chosen, best
-
-
 # --- as rows --------------------------------------------------------------------------------
 Value = float | str | None
 Part = tuple[str, str, Mapping[str, Value]]  # rows of a group that have one unit
@@ -280,7 +191,7 @@ class Row(NamedTuple):
 def rows(of: Summary) -> dict[str, dict[str, Row]]:
     """Every row by group and name, in reading order."""
     found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
-    parts = (_times(of), _decided(of), _copies(of), _judged(of), _stepped(of))
+    parts = (_times(of), _decided(of), _copies(of), _stepped(of))
     for group, unit, values in itertools.chain(*parts):
         found[group].update((name, Row(value, unit)) for name, value in values.items())
     return found
@@ -347,16 +258,6 @@ def _copies(of: Summary) -> Iterator[Part]:
     for why, num in sorted(of.num["not read"].items()):
         name = f"not read as {NOT_READ.get(why, why)}"
         yield "disk", "", {f"turns, {name}": num, f"tokens, {name}": of.num["left there"][why]}
-
-
-def _judged(of: Summary) -> Iterator[Part]:
-    num = of.num["regret"]
-    per = {name: of.samples[f"regret per {name}"] for name in DECISIONS}
-    total_s, judged = sum(map(sum, per.values())), num["decisions judged"]
-    yield "regret", "", {name: num[name] for name in ("decisions judged", "not judged")}
-    yield "regret", "%", {"best kind chosen": ratio(num["best kind chosen"], judged)}
-    in_all = {"per decision": ratio(total_s, judged), "in all": total_s if judged else None}
-    yield "regret", "s", in_all | {f"per {d}": sum(v) / len(v) for d, v in per.items() if v}
 
 
 def _stepped(of: Summary) -> Iterator[Part]:

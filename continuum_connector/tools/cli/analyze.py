@@ -20,28 +20,23 @@ def analyze(
     traces: Annotated[list[Path], typer.Argument(help="Files that trace_path named.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON list, for programs.")] = False,
 ) -> None:
-    """Put traces into numbers: JCT, hits, pins, copies, regret, steps.
+    """Put traces into numbers: JCT, hits, pins, copies, steps.
 
-    Several traces are columns of one table, to compare policies. Regret is what a decision
-    lost against the best alternative, now that we know when the program came back. Where
-    trace_steps_s was set, the engine's steps are plotted over time.
+    Several traces are columns of one table, to compare policies. Where trace_steps_s was set,
+    the engine's steps are plotted over time.
     """
     summaries = [summarize(source) for source in map(Source, traces)]
     columns, names = [*map(rows, summaries)], _names(traces)
     if as_json:
-        told: list[dict[str, Any]] = []
-        for name, summary, found in zip(names, summaries, columns, strict=True):
-            told.append({"file": name})
-            for group, of_group in found.items():  # in seconds, shares, bytes, counts
-                told[-1][group] = {each: row.value for each, row in of_group.items()}
-            told[-1]["costliest"] = [each._asdict() for each in summary.worst]
+        told: list[dict[str, Any]] = [{"file": name} for name in names]
+        for one, found in zip(told, columns, strict=True):  # in seconds, shares, bytes, counts
+            for group, of_group in found.items():
+                one[group] = {each: row.value for each, row in of_group.items()}
         print(json.dumps(told, indent=1))
         return
     console = terminal()
     console.print(_table(names, columns))
     for name, summary in zip(names, summaries, strict=True):
-        if summary.worst:
-            console.print("", _worst(name, summary), sep="\n")
         if summary.steps["now"]:
             console.print("", _plot(name, summary, console.options.ascii_only), sep="\n")
 
@@ -83,17 +78,6 @@ def _table(names: list[str], columns: list[dict[str, dict[str, Row]]]) -> Table:
             values = (shown(part[name].cell) if name in part else "" for part in parts)
             made.add_row("" if place else f"[bold]{group}", name, *values)
         made.add_section()
-    return made
-
-
-def _worst(name: str, summary: Summary) -> Table:
-    """The decisions that lost most; `continuum explain` says what was known at the time."""
-    columns = ("program", ">turn", "chosen", "best", ">regret")
-    made = _grid(f"Costliest decisions: {shown(name)}", *columns)
-    for one in summary.worst:
-        if one.seconds > 0.0:
-            cells = (str(one.turn), one.decision, one.best, seconds(one.seconds))
-            made.add_row(shown(one.program), *cells)
     return made
 
 
