@@ -164,14 +164,6 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(trace: Path, col
     assert result.output.split() == GOLDEN.split()
 
 
-def test_programs_read_it_as_json(trace: Path) -> None:
-    told = json.loads(run("explain", "p", "--trace", str(trace), "--json").output)
-    assert told[0]["seconds"] == 0.0
-    assert told[-1]["seconds"] == pytest.approx(5.5)
-    assert told[-1]["text"] == "turn 2: nothing more is needed of it"
-    assert all(each["record"]["event"] for each in told)
-
-
 def test_who_is_not_there_is_answered_with_those_who_are(trace: Path) -> None:
     result = run("explain", "othr", "--trace", str(trace))
     assert result.exit_code == 1
@@ -261,15 +253,6 @@ def test_without_a_program_every_decision_is_a_line_with_what_came_of_it(tmp_pat
         "1.50s job:other 1 0 free (open)",
         "3.50s job:p 2 0 free done",
     ]
-
-
-def test_the_log_as_json_pairs_records(tmp_path: Path) -> None:
-    result = run("explain", "--json", "--trace", str(write(tmp_path / "trace.jsonl", small())))
-    pairs = [json.loads(each) for each in result.output.splitlines()]
-    assert [pair["outcome"] and pair["outcome"]["outcome"] for pair in pairs] == [
-        *("in_time", None, "done")
-    ]
-    assert all(pair["decision"]["event"] == "decision" for pair in pairs)
 
 
 def test_a_trace_in_which_nothing_was_decided_says_so(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import shutil
 from collections import Counter, OrderedDict
@@ -31,7 +30,6 @@ def explain(
         str,
         typer.Argument(help="Its name in the trace or the id you sent, or how that begins."),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON, for programs.")] = False,
 ) -> None:
     """Tell a program's life: what was found, decided, and why.
 
@@ -41,17 +39,9 @@ def explain(
     """
     source = Source(trace)
     if not program:
-        _list(source, as_json)
+        _list(source)
         return
     life = find(source, program)
-    if as_json:
-        begin = life[0]["now"]
-        lines = [
-            {"seconds": each.record["now"] - begin, "text": each.text, "record": each.record}
-            for each in told(life)
-        ]
-        print(json.dumps(lines, indent=1))
-        return
     console = terminal()
     console.print(_head(life), Text(), _timeline(life), sep="\n")
     if source.num_bad:
@@ -171,17 +161,12 @@ WIDEST = 48  # characters of a name, where there is room
 Pair = tuple[Record, Record | None]
 
 
-def _list(source: Source, as_json: bool) -> None:
+def _list(source: Source) -> None:
     """Print every decision with its outcome, in the order of the decisions."""
-    pairs = decisions(source.records())
-    if as_json:
-        for decision, outcome in pairs:
-            print(json.dumps({"decision": decision, "outcome": outcome}))
-        return
     # A pipe has room for more than there is.
     columns, since = shutil.get_terminal_size(fallback=(10_000, 24)).columns, None
     of_name = min(max(16, columns - 64), WIDEST)
-    for decision, outcome in pairs:
+    for decision, outcome in decisions(source.records()):
         if since is None:
             since = decision["now"]
             names = ("time", "program", "turn", "tokens", "decided", "outcome", "saved")
