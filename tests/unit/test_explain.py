@@ -168,8 +168,7 @@ def test_who_is_not_there_is_answered_with_those_who_are(trace: Path) -> None:
     result = run("explain", "othr", "--trace", str(trace))
     assert result.exit_code == 1
     said = " ".join(result.output.split())
-    assert "no program 'othr' is in the trace; did you mean job:other?" in said
-    assert "Those with most turns: job:p, job:other" in said
+    assert "no program 'othr' is in the trace; those with most turns: job:p, job:other" in said
 
 
 def test_an_id_that_several_namespaces_have_is_asked_for_in_full(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import re
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
@@ -49,8 +47,7 @@ def explain(
 
 
 # --- which program --------------------------------------------------------------------------
-_LONG = 100  # leading characters of an id that identify a program for certain
-_SHORTENED = re.compile(r"(.+)~[0-9a-f]{32}").fullmatch  # a long id's key (programs/program.py)
+_LONG = 100  # leading characters of an id, which its key has whatever its length (program_key)
 
 
 def find(source: Source, wanted: str) -> list[Record]:
@@ -79,8 +76,10 @@ def choose(wanted: str, turns: Counter[str]) -> str:
     "codex:…7f3e", as `short` writes names.
     """
     begin, _, end = wanted.partition("…")
-    found = [wanted] if wanted in turns else [key for key in turns if _is_named(key, wanted)]
-    ending = [key for key, _ in turns.most_common() if key.endswith(end)]
+    begin = begin[:_LONG]
+    most = [key for key, _ in turns.most_common()]
+    found = [wanted] if wanted in turns else [key for key in most if wanted in _ids(key)]
+    ending = [key for key in most if key.endswith(end)]
     found = found or [key for key in ending if any(i.startswith(begin) for i in _ids(key))]
     if len(found) == 1:
         return found[0]
@@ -88,16 +87,8 @@ def choose(wanted: str, turns: Counter[str]) -> str:
         more = f" and {len(found) - 5:,} more" if len(found) > 5 else ""
         any_of = f"any of {', '.join(found[:5])}{more}"
         raise ToldError(f"{wanted!r} may be {any_of}; give more of the name")
-    close = difflib.get_close_matches(wanted, [*turns][:5000], 5)
-    meant = f"; did you mean {', '.join(close)}?" if close else ";"
-    most = ", ".join(key for key, _ in turns.most_common(5)) or "none"
-    raise ToldError(f"no program {wanted!r} is in the trace{meant} Those with most turns: {most}")
-
-
-def _is_named(key: str, wanted: str) -> bool:
-    shortened = _SHORTENED(key)
-    begins = [each for each in _ids(shortened[1]) if len(each) >= _LONG] if shortened else []
-    return wanted in _ids(key) or wanted.startswith(tuple(begins))
+    busiest = ", ".join(most[:5]) or "none"
+    raise ToldError(f"no program {wanted!r} is in the trace; those with most turns: {busiest}")
 
 
 def _ids(key: str) -> list[str]:
