@@ -158,11 +158,9 @@ class Summary:
 def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
     """Add a prompt: its tokens, those found by tier, and by who kept them if the trace says it.
     `had`: those that the program had computed before, as far as the prompt can share them."""
-    hits = tiers(record)
-    into.update(hits._asdict(), tokens=count(record, "tokens"))
-    into.update(had=had, saved=min(sum(hits), had))
-    if (kept := against_stock(record)) is not None:
-        into.update(kept._asdict(), told=1)
+    hits, kept = tiers(record), against_stock(record)
+    into.update(hits, tokens=count(record, "tokens"), told=len(kept))
+    into.update(kept, had=had, saved=min(sum(hits.values()), had))
 
 
 # --- as rows --------------------------------------------------------------------------------

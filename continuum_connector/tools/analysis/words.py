@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from continuum_connector.errors import shown
@@ -36,6 +36,12 @@ def seconds(value: float) -> str:
     if value and abs(value) < 0.01:
         return f"{1000 * value:.3g} ms"
     return f"{value:,.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
+
+
+def where(hits: Mapping[str, int]) -> list[str]:
+    """Tokens found, by where they were (`tiers`); nothing of where there were none."""
+    places = {"vram": "in VRAM", "dram": "in DRAM", "disk": "on disk"}
+    return [f"{num:,} {places[tier]}" for tier, num in hits.items() if num]
 
 
 def ratio(part: float, whole: float) -> float | None:
@@ -133,13 +139,18 @@ def _arrive(record: Record) -> Said:
 
 
 def _admit(record: Record) -> Said:
-    hits, where = tiers(record), ("in VRAM", "in DRAM", "on disk")
-    parts = [f"{num:,} {of}" for num, of in zip(hits, where, strict=True) if num]
-    parts.append(f"{max(0, count(record, 'tokens') - sum(hits)):,} to compute")
+    hits, kept = tiers(record), against_stock(record)
+    missing = max(0, count(record, "tokens") - sum(hits.values()))
+    found = "".join(f"{each}, " for each in where(hits))
     waited_s = number(record, "waited_s") or 0.0
-    yield f"ran after {seconds(waited_s)} of waiting: {', '.join(parts)}", ""
-    if kept := _kept(record):
-        yield f"of these {kept}", "detail"
+    yield f"ran after {seconds(waited_s)} of waiting: {found}{missing:,} to compute", ""
+    if any(kept.values()):
+        ours, too, only = kept.values()
+        more = f"; {only:,} more only stock would have" if only else ""
+        yield (
+            f"of these {ours:,} only we kept, {too:,} stock vLLM would have kept too{more}",
+            "detail",
+        )
     on_disk = part(record, "disk")
     if why := text(on_disk, "not_read"):
         because = NOT_READ.get(why, shown(why))
@@ -149,14 +160,6 @@ def _admit(record: Record) -> Said:
         had = f"disk had {count(on_disk, 'tokens'):,} of {_tokens(record)}; "
         how = "" if why == "prefill" else " in full"
         yield f"{had if why != 'down' else ''}not read{how}: {because}", "detail"
-
-
-def _kept(record: Record) -> str:
-    """Who kept the tokens that were found; "" if the record does not say."""
-    if (kept := against_stock(record)) is None or not any(kept):
-        return ""
-    words = f"{kept.only_ours:,} only we kept, {kept.stock_too:,} stock vLLM would have kept too"
-    return words + (f"; {kept.only_stock:,} more only stock would have" if kept.only_stock else "")
 
 
 def _decision(record: Record) -> Said:
@@ -219,12 +222,8 @@ def _outcome(record: Record) -> Said:
     outcome = text(record, "outcome")
     words, kind = _OUTCOMES.get(outcome, (f": {outcome}", ""))
     words = f"turn {count(record, 'turn')}{words}"
-    if "hit_tokens" in record:
-        vram, dram, disk = tiers(record)
-        below = f"{dram:,} in DRAM" + (f", {disk:,} on disk" if disk else "")
-        lost = f"{count(record, 'recomputed_tokens'):,} lost"
-        words += f"; of its tokens {vram:,} were in VRAM, {below}, {lost}"
-        words += _after("; ", _kept(record))
+    if "recomputed_tokens" in record:
+        words += f"; {count(record, 'recomputed_tokens'):,} of its tokens were lost"
         saved_s, lost_s = number(record, "saved_s"), number(record, "lost_s") or 0.0
         if saved_s or lost_s:
             saved = "" if saved_s is None else f"{seconds(saved_s)} of prefill saved, "

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from continuum_connector.errors import ToldError, shown
 from continuum_connector.tools.analysis.source import Record, Source, count, number, text, tiers
-from continuum_connector.tools.analysis.words import seconds, told
+from continuum_connector.tools.analysis.words import seconds, told, where
 from continuum_connector.tools.cli.terminal import terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
@@ -120,9 +120,10 @@ def _head(life: list[Record]) -> Text:
     parts = [NAMED_BY[source] for source in some if source in NAMED_BY]
     parts.append(f"{num_turns} turns in {seconds(lived_s)}")
     if num := sum(count(each, "tokens") for each in admitted):
-        vram, dram, disk = map(sum, zip(*map(tiers, admitted), strict=True))
-        on_disk = f", {disk:,} on disk" if disk else ""
-        parts.append(f"of {num:,} prompt tokens {vram:,} in VRAM, {dram:,} in DRAM{on_disk}")
+        found: Counter[str] = Counter()
+        for each in admitted:
+            found.update(tiers(each))
+        parts.append(f"of {num:,} prompt tokens {', '.join(where(found)) or 'none was found'}")
     parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]
     return Text.assemble((text(life[0], "program"), "bold"), f"  {' · '.join(parts)}")
 
