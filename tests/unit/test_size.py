@@ -22,8 +22,6 @@ from continuum_connector.tools.cli.size import (
     Overflow,
     Place,
     mean_gap,
-    need,
-    overflow,
 )
 from tests.unit import fake_machine as fake
 
@@ -50,31 +48,31 @@ def test_live_programs_by_littles_law() -> None:
 
 
 def test_what_fits_in_vram_needs_no_dram() -> None:
-    found = need(load(8), place())
+    found = Need(load(8), place())
     assert (found.dram_bytes, found.loads, found.stores, found.share_vram) == (0, 0, 0, 1)
 
 
 def test_vram_that_is_nearly_full_needs_dram_beside_it() -> None:
-    found = need(load(9), place())
+    found = Need(load(9), place())
     assert (found.dram_bytes, found.share_vram, found.loads) == (9 * GIB / 0.8, 1, 0)
 
 
 def test_dram_holds_all_live_kv_and_a_quarter_more() -> None:
-    found = need(load(40), place())
-    assert found == Need(
-        live_bytes=40 * GIB,
-        num_in_vram=10,
-        share_vram=0.25,
-        dram_bytes=50 * GIB,
-        loads=4.0 * 0.75 * GIB,  # 4 turns per second, 3 of 4 from DRAM
-        stores=4.0 * GIB / 100,
-        load_s=0.1,
-        is_too_fast=False,
-    )
+    found = Need(load(40), place())
+    assert vars(found) == {
+        "live_bytes": 40 * GIB,
+        "num_in_vram": 10,
+        "share_vram": 0.25,
+        "dram_bytes": 50 * GIB,
+        "loads": 4.0 * 0.75 * GIB,  # 4 turns per second, 3 of 4 from DRAM
+        "stores": 4.0 * GIB / 100,
+        "load_s": 0.1,
+        "is_too_fast": False,
+    }
 
 
 def test_gpus_share_vram_and_links() -> None:
-    one, two = need(load(40), place()), need(load(40), place(2))
+    one, two = Need(load(40), place()), Need(load(40), place(2))
     assert two.share_vram == 2 * one.share_vram
     assert two.load_s == one.load_s / 2
     assert two.stores == one.stores / 2
@@ -82,31 +80,31 @@ def test_gpus_share_vram_and_links() -> None:
 
 
 def test_loads_beyond_the_link_are_said() -> None:
-    assert need(load(200), place()).is_too_fast
+    assert Need(load(200), place()).is_too_fast
 
 
 # --- a disk below it ----------------------------------------------------------------------
 def test_a_disk_holds_all_live_kv_for_in_time_everybody_leaves_dram() -> None:
-    found = overflow(load(40), place(), dram_bytes=25 * GIB, drive=4 * GIB)
-    assert found == Overflow(
-        share=0.5,  # 0.8 x 25 of 40
-        disk_bytes=50 * GIB,
-        reads=4.0 * 0.5 * GIB,
-        read_s=0.25,
-        tokens=4.0 * 0.5 * 1000,
-        written=4.0 * GIB / 100 * 86_400,
-        is_too_slow=False,
-    )
-    assert overflow(load(40), place(), 25 * GIB, drive=2.4 * GIB).is_too_slow
+    found = Overflow(load(40), place(), dram_bytes=25 * GIB, drive=4 * GIB)
+    assert vars(found) == {
+        "share": 0.5,  # 0.8 x 25 of 40
+        "disk_bytes": 50 * GIB,
+        "reads": 4.0 * 0.5 * GIB,
+        "read_s": 0.25,
+        "tokens": 4.0 * 0.5 * 1000,
+        "written": 4.0 * GIB / 100 * 86_400,
+        "is_too_slow": False,
+    }
+    assert Overflow(load(40), place(), 25 * GIB, drive=2.4 * GIB).is_too_slow
 
 
 def test_what_dram_holds_needs_no_disk() -> None:
-    found = overflow(load(40), place(), dram_bytes=50 * GIB, drive=GIB)
+    found = Overflow(load(40), place(), dram_bytes=50 * GIB, drive=GIB)
     assert (found.share, found.disk_bytes, found.reads, found.written) == (0, 0, 0, 0)
 
 
 def test_vram_larger_than_dram_counts_in_its_place() -> None:
-    small = overflow(load(40), place(), dram_bytes=GIB, drive=GIB)
+    small = Overflow(load(40), place(), dram_bytes=GIB, drive=GIB)
     assert small.share == 1 - 0.8 * 10 / 40
 
 

@@ -92,8 +92,8 @@ def size(
     place = Place(token * context, token * new_tokens, _bytes("--vram", vram), gpus, pcie * 1e9)
     if not token:
         place = of_server(command or [], model, load, place, bool(has))
-    found = need(load, place)
-    below = overflow(load, place, has, drive * 1e9) if has else None
+    found = Need(load, place)
+    below = Overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
         told = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
         told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes, **vars(found)}
@@ -209,35 +209,6 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
 
 
 # --- the arithmetic ---------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Need:
-    """What follows, in bytes, and bytes per second for each GPU. `share_vram`: of the live KV."""
-
-    live_bytes: float
-    num_in_vram: int
-    share_vram: float
-    dram_bytes: float
-    loads: float
-    stores: float
-    load_s: float
-    is_too_fast: bool
-
-
-@dataclass(frozen=True)
-class Overflow:
-    """What a disk below `dram_bytes` would have to do, in bytes per second of the node's drive.
-    `share`: the share of turns whose KV is not in DRAM. `tokens`: prompt tokens per second that are
-    read instead of computed. `written`: at most so many bytes per day, as each is written once."""
-
-    share: float
-    disk_bytes: float
-    reads: float
-    read_s: float
-    tokens: float
-    written: float
-    is_too_slow: bool
-
-
 def mean_gap(median_s: float, p90_s: float) -> float:
     """The mean of a log-normal gap with this median and 90th percentile.
 
@@ -247,42 +218,41 @@ def mean_gap(median_s: float, p90_s: float) -> float:
     return median_s * math.exp(sigma * sigma / 2)
 
 
-def need(load: Load, place: Place) -> Need:
-    """The DRAM that this load needs, and the rates on each GPU's link with so much of it."""
-    live = load.live * place.context_bytes
-    vram = place.vram_bytes * place.num_gpus
-    share = min(1.0, vram / live) if live else 1.0
-    dram = 0.0 if live <= FILL * vram else live / FILL
-    away = load.turns_per_s * (1.0 - share) if dram else 0.0  # turns per second that must load
-    loads = away * place.context_bytes / place.num_gpus
-    return Need(
-        live_bytes=live,
-        num_in_vram=int(vram // place.context_bytes),
-        share_vram=share,
-        dram_bytes=dram,
-        loads=loads,
-        stores=load.turns_per_s * place.new_bytes / place.num_gpus if dram else 0.0,
-        load_s=place.context_bytes / place.num_gpus / place.pcie,
-        is_too_fast=loads > FILL * place.pcie,
-    )
+class Need:
+    """The DRAM that a load needs, in bytes, and the rates with so much of it, in bytes per second
+    on each GPU's link. `share_vram`: of the live KV."""
+
+    def __init__(self, load: Load, place: Place) -> None:
+        live, vram = load.live * place.context_bytes, place.vram_bytes * place.num_gpus
+        self.live_bytes = live
+        self.num_in_vram = int(vram // place.context_bytes)
+        self.share_vram = min(1.0, vram / live) if live else 1.0
+        self.dram_bytes = 0.0 if live <= FILL * vram else live / FILL
+        turns_per_s = load.turns_per_s / place.num_gpus if self.dram_bytes else 0.0
+        self.loads = turns_per_s * (1.0 - self.share_vram) * place.context_bytes
+        self.stores = turns_per_s * place.new_bytes
+        self.load_s = place.context_bytes / place.num_gpus / place.pcie
+        self.is_too_fast = self.loads > FILL * place.pcie
 
 
-def overflow(load: Load, place: Place, dram_bytes: float, drive: float) -> Overflow:
-    """What is left to a drive of so many bytes per second if there is only so much DRAM."""
-    live = load.live * place.context_bytes
-    held = FILL * max(dram_bytes, place.vram_bytes * place.num_gpus)
-    share = max(0.0, 1.0 - held / live) if live else 0.0
-    away = load.turns_per_s * share
-    reads = away * place.context_bytes
-    return Overflow(
-        share=share,
-        disk_bytes=live / FILL if share else 0.0,
-        reads=reads,
-        read_s=place.context_bytes / drive,
-        tokens=away * load.context,
-        written=load.turns_per_s * place.new_bytes * DAY_S if share else 0.0,
-        is_too_slow=reads > FILL * drive,
-    )
+class Overflow:
+    """What is left to a drive of so many bytes per second if there is only so much DRAM.
+
+    `share`: the share of turns whose KV is not in DRAM. `reads`: bytes per second. `tokens`: prompt
+    tokens per second that are read instead of computed. `written`: at most so many bytes per day,
+    as each is written once.
+    """
+
+    def __init__(self, load: Load, place: Place, dram_bytes: float, drive: float) -> None:
+        live = load.live * place.context_bytes
+        held = FILL * max(dram_bytes, place.vram_bytes * place.num_gpus)
+        self.share = max(0.0, 1.0 - held / live) if live else 0.0
+        self.disk_bytes = live / FILL if self.share else 0.0
+        self.reads = load.turns_per_s * self.share * place.context_bytes
+        self.read_s = place.context_bytes / drive
+        self.tokens = load.turns_per_s * self.share * load.context
+        self.written = load.turns_per_s * place.new_bytes * DAY_S if self.share else 0.0
+        self.is_too_slow = self.reads > FILL * drive
 
 
 # --- its table --------------------------------------------------------------------------------
