@@ -20,7 +20,7 @@ from continuum_connector.errors import ToldError
 from continuum_connector.memory import parse_bytes
 from continuum_connector.memory import size as text_of
 from continuum_connector.tools.checks import model as models
-from continuum_connector.tools.checks.machine import VllmSeen, several, this_machine
+from continuum_connector.tools.checks.machine import Line, VllmSeen, several, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
 from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
 
@@ -182,24 +182,15 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
         shown = ", ".join(plan.unknown)[:200]
         text = f"not seen: {shown}; a default was taken, or none was given"
         terminal(stderr=True).print(name(text), soft_wrap=True)
-    if plan.hides_its_model:
-        raise ToldError("the model is among what is not seen; give --model")
-    if (kv := seen.kv) is not None:
+    if seen.refused:
+        raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
+    kv = models.kv_of(machine, plan, seen)
+    if isinstance(kv, Line):
+        raise ToldError(f"model: {kv.text}; give --model, or --bytes-per-token instead")
+    trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
+    says = f"config.json alone, without vLLM{trouble}"
+    if kv.device:
         says = f"vLLM {seen.version}, its own layers on {kv.device}: {models.in_words(kv)}"
-    else:
-        if seen.refused:
-            raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
-        if seen.version and seen.not_seen:
-            why = f"vLLM {seen.version} cannot say here what is kept ({seen.not_seen[:300]})"
-            raise ToldError(f"not seen: {why}; give --bytes-per-token instead")
-        if not plan.model:
-            raise ToldError("no model is named; give --model, or --bytes-per-token instead")
-        try:
-            kv = models.by_config(models.read_model_config(plan.model, environ), plan, seen)
-        except (models.NoModelError, models.ShapeError) as none:
-            raise ToldError(f"{none}; give --bytes-per-token instead") from None
-        trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
-        says = f"config.json alone, without vLLM{trouble}"
     if why_not := kv.aside or kv.no_tier:
         raise ToldError(f"{why_not}; no DRAM would be used")
     if has_disk and kv.no_disk:
