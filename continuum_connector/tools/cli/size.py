@@ -96,10 +96,10 @@ def size(
     below = Overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
         told = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
-        told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes, **vars(found)}
-        disk = None if below is None else vars(below)
+        told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes}
         kept_as = {"rests_on": place.rests_on, "num_gpus": place.num_gpus}
-        print(json.dumps({**told, "disk": disk, **kept_as}, indent=1))
+        disk = {"disk": below and vars(below)}
+        print(json.dumps(told | vars(found) | disk | kept_as, indent=1))
         return
     lines, said = rows(load, place, found)
     if place.rests_on:
@@ -229,9 +229,8 @@ class Need:
 class Overflow:
     """What is left to a drive of so many bytes per second if there is only so much DRAM.
 
-    `share`: the share of turns whose KV is not in DRAM. `reads`: bytes per second. `tokens`: prompt
-    tokens per second that are read instead of computed. `written`: at most so many bytes per day,
-    as each is written once.
+    `share`: the share of turns whose KV is not in DRAM. `reads`: bytes per second. `written`: at
+    most so many bytes per day, as each is written once.
     """
 
     def __init__(self, load: Load, place: Place, dram_bytes: float, drive: float) -> None:
@@ -241,7 +240,6 @@ class Overflow:
         self.disk_bytes = live / FILL if self.share else 0.0
         self.reads = load.turns_per_s * self.share * place.context_bytes
         self.read_s = place.context_bytes / drive
-        self.tokens = load.turns_per_s * self.share * load.context
         self.written = load.turns_per_s * place.new_bytes * DAY_S if self.share else 0.0
         self.is_too_slow = self.reads > FILL * drive
 
@@ -267,8 +265,6 @@ def rows(load: Load, place: Place, found: Need) -> tuple[Rows, str]:
     ]
     if not found.dram_bytes:
         return lines, "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
-    if gpus:
-        lines.append(("per GPU", _gib(found.dram_bytes / place.num_gpus), f"dram_bytes{gpus}"))
     loads, stores = (f"{rate / 1e9:.2f} GB/s" for rate in (found.loads, found.stores))
     link = f"{place.pcie / 1e9:g} GB/s"
     lines += [
@@ -297,14 +293,11 @@ def disk_rows(load: Load, dram_bytes: int, below: Overflow, drive: float) -> tup
         ("disk_bytes", _gib(below.disk_bytes), f"live KV / {FILL:g}, rounded up"),
         ("disk reads", f"{below.reads / 1e9:.2f} GB/s", "turns not in DRAM x context"),
         ("one read", f"{below.read_s:.2f} s", f"a context at {drive:g} GB/s"),
-        ("not computed", f"{below.tokens:,.0f}/s", "prompt tokens, if all is written"),
         ("disk writes", written, f"all of it: turns x {load.new_tokens:,} new"),
     ]
     setting += f" CONTINUUM_DISK_PATH=FOLDER {_setting('DISK', below.disk_bytes)}"
-    budget = "the default disk_write_budget, disk_bytes a day, covers "
-    covered = below.disk_bytes / below.written
-    of_those = f"{covered:.0%} of all new KV: that of programs that came back most"
-    budget += "all new KV" if covered >= 1.0 else of_those
+    covered = min(1.0, below.disk_bytes / below.written)
+    budget = f"the default disk_write_budget, disk_bytes a day, covers {covered:.0%} of all new KV"
     if not below.is_too_slow:
         return lines, f"Serve with {setting}; {budget}."
     but = f"reads take more than {FILL:.0%} of a drive of {drive:g} GB/s"
