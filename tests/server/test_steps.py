@@ -42,5 +42,5 @@ def test_blocks_fall_and_recover_turns_run_and_hooks_take_time(
     num_turns = sum(each["event"] == "decision" for each in records)
     assert sum(each["steps"] for each in steps) >= num_turns == 4 * 3 + 1
     summary = analyze.summarize(Source(path))
-    for name in ("steps", "free_blocks", "hook_s"):
+    for name in ("now", "free_blocks", "hook_max_s"):
         assert [*summary.steps[name]] == [each[name] for each in steps]

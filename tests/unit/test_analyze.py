@@ -13,7 +13,6 @@ import pytest
 pytest.importorskip("typer")
 from continuum_connector.errors import ToldError
 from continuum_connector.observe.trace import EVENTS
-from continuum_connector.tools.analysis import summary
 from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.analysis.summary import spread
 from continuum_connector.tools.cli.convert import KEYS, write_original
@@ -186,10 +185,10 @@ def test_names_are_shown_as_they_are(trace: Path) -> None:
 
 # --- sums and percentiles ---------------------------------------------------------------------
 def test_percentiles_are_interpolated() -> None:
-    assert spread([], low=0.25) == dict.fromkeys([*summary.QUANTILES, "mean", "low"])
-    found = spread(range(999, -1, -1), low=0.25, min=0.0, max=1.0)
-    assert [found[name] for name in ("p50", "low", "min", "max")] == [499.5, 249.75, 0, 999]
-    assert found["mean"] == 499.5
+    assert spread([]) == dict.fromkeys(["mean", "p50", "p90", "p95", "p99"])
+    found = spread(range(999, -1, -1))
+    assert (found["mean"], found["p50"], found["p90"]) == (499.5, 499.5, pytest.approx(899.1))
+    assert {*spread([7.0]).values()} == {7.0}
 
 
 # --- the original recorder's format --------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The engine's steps in `continuum analyze`: counted and plotted. Other commands pass over them."""
+"""The engine's steps in `continuum analyze`: plotted. Other commands pass over them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,6 @@ def by_hand() -> list[Any]:
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     return write(tmp_path / "trace.jsonl", [*small()[:5], *by_hand(), *small()[5:]])
-
-
-def test_every_number_is_the_one_computed_by_hand(trace: Path) -> None:
-    (found,) = json.loads(run("analyze", str(trace), "--json").output)
-    assert found["steps"] == pytest.approx(
-        {"steps": 12, "free blocks, min": 0, "free blocks, p10": 4, "free blocks, p50": 50}
-        | {"waiting, p50": 0.5, "waiting, p99": 9, "waiting, max": 9}
-        | {"running, p50": 4, "running, p99": 4, "running, max": 4}
-        | {"hooks, one step, p50": 1e-4, "hooks, one step, p99": 9.55e-4}
-        | {"hooks, one step, max": 1e-3, "hooks, mean of all steps": 3e-3 / 12}
-    )
 
 
 def test_a_column_has_the_worst_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +102,7 @@ def test_a_line_cut_short_is_skipped_and_counted(trace: Path) -> None:
     with trace.open("a") as file:
         file.write(json.dumps(step(19.0, 1))[:70])
     source = Source(trace)
-    assert sum(command.summarize(source).steps["steps"]) == 12
+    assert len(command.summarize(source).steps["now"]) == 6
     assert source.num_bad == 1
 
 

@@ -23,7 +23,6 @@ from continuum_connector.tools.analysis.source import (
 from continuum_connector.tools.analysis.words import NOT_READ, ratio, seconds
 
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 DECISIONS = ("pin", "offload", "free")
 LEVELS = {  # fields of a `steps` record, as analyze names them
     "free_blocks": "free blocks",
@@ -62,8 +61,8 @@ class Summary:
         self.num: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self.saved_s = self.lost_s = 0.0
-        # What `steps` records say, a number of each in each: 96 bytes a record.
-        self.steps = {name: array("d") for name in ("now", "steps", "hook_s", *LEVELS)}
+        # What `steps` records say, a number of each in each: 80 bytes a record.
+        self.steps = {name: array("d") for name in ("now", *LEVELS)}
         self._programs: dict[str, _Program] = {}
 
     def add(self, record: Record) -> None:
@@ -189,7 +188,7 @@ class Row(NamedTuple):
 def rows(of: Summary) -> dict[str, dict[str, Row]]:
     """Every row by group and name, in reading order."""
     found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
-    parts = (_times(of), _decided(of), _copies(of), _stepped(of))
+    parts = (_times(of), _decided(of), _copies(of))
     for group, unit, values in itertools.chain(*parts):
         found[group].update((name, Row(value, unit)) for name, value in values.items())
     return found
@@ -203,8 +202,9 @@ def _times(of: Summary) -> Iterator[Part]:
     yield "trace", "", policy | programs | {"turns": of.num["decisions"].total()}
     yield "trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None}
     yield "trace", "", {name: num[name] for name in ("preemptions", "lines skipped")}
-    yield "JCT", "", {"programs": len(of.samples["JCT"])}
-    yield "JCT", "s", spread(of.samples["JCT"], min=0.0, max=1.0)
+    jct = of.samples["JCT"]
+    yield "JCT", "", {"programs": len(jct)}
+    yield "JCT", "s", spread(jct) | {"min": min(jct, default=None), "max": max(jct, default=None)}
     for group in ("turn", "queueing"):
         yield group, "s", spread(of.samples[group])
     for group in ("all prompts", "returning turns"):
@@ -258,25 +258,12 @@ def _copies(of: Summary) -> Iterator[Part]:
         yield "disk", "", {f"turns, {name}": num, f"tokens, {name}": of.num["left there"][why]}
 
 
-def _stepped(of: Summary) -> Iterator[Part]:
-    """Rows on the engine's steps, where they were traced; percentiles are of records."""
-    if not (num := sum(of.steps["steps"])):
-        return
-    yield "steps", "", {"steps": num}
-    for level in ("free_blocks", "waiting", "running", "hook_max_s"):
-        found = spread(of.steps[level], min=0.0, p10=0.1, max=1.0)
-        names = ("min", "p10", "p50") if level == "free_blocks" else ("p50", "p99", "max")
-        told = {f"{LEVELS[level]}, {q}": found[q] for q in names}
-        yield "steps", "s" if level == "hook_max_s" else "", told
-    yield "steps", "s", {"hooks, mean of all steps": sum(of.steps["hook_s"]) / num}
-
-
-def spread(values: Sequence[float], **more: float) -> dict[str, Value]:
-    """The mean and the QUANTILES, interpolated linearly; None without values."""
+def spread(values: Sequence[float]) -> dict[str, Value]:
+    """The mean and percentiles, interpolated linearly; None without values."""
     values = sorted(values)
     found: dict[str, Value] = {"mean": ratio(sum(values), len(values))}
-    for name, q in {**QUANTILES, **more}.items():
-        low, rest = divmod(q * (len(values) - 1), 1.0)
+    for percent in (50, 90, 95, 99):
+        low, rest = divmod(percent / 100 * (len(values) - 1), 1.0)
         pair = values[int(low) : int(low) + 2]
-        found[name] = pair[0] + rest * (pair[-1] - pair[0]) if pair else None
+        found[f"p{percent}"] = pair[0] + rest * (pair[-1] - pair[0]) if pair else None
     return found
