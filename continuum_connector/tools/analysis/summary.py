@@ -23,7 +23,6 @@ from continuum_connector.tools.analysis.source import (
 from continuum_connector.tools.analysis.words import NOT_READ, ratio, seconds
 
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
-DECISIONS = ("pin", "offload", "free")
 LEVELS = {  # fields of a `steps` record, as analyze names them
     "free_blocks": "free blocks",
     "pinned_blocks": "pinned blocks",
@@ -80,9 +79,12 @@ class Summary:
         elif event == "decision":
             self._decided(record)
         elif event == "outcome":
-            self._closed(record)
+            self.num["outcomes"][f"{text(record, 'decision')} {text(record, 'outcome')}"] += 1
+            self.saved_s += number(record, "saved_s") or 0.0
+            self.lost_s += number(record, "lost_s") or 0.0
         elif event == "pin_end":
-            self._pin_ended(record)
+            self.num["pins ended"][text(record, "cause") or "unpinned"] += 1
+            self.samples["held"].append(number(record, "held_s") or 0.0)
         elif event in ("store", "load", "write", "read"):
             self._copied(event, record)
         elif event == "steps" and count(record, "steps"):
@@ -131,19 +133,6 @@ class Summary:
             self.samples["turn"].append(now - arrived)
         program.last_end = now
         program.num_tokens = count(record, "tokens") or program.num_tokens
-
-    def _closed(self, record: Record) -> None:
-        self.num["outcomes"][f"{text(record, 'decision')} {text(record, 'outcome')}"] += 1
-        self.saved_s += number(record, "saved_s") or 0.0
-        self.lost_s += number(record, "lost_s") or 0.0
-
-    def _pin_ended(self, record: Record) -> None:
-        cause, held_s = text(record, "cause") or "unpinned", number(record, "held_s")
-        self.num["pins ended"][cause] += 1
-        if held_s is not None:
-            self.samples["held"].append(held_s)
-            in_vain = "returned" if cause == "returned" else "in vain"
-            self.samples[f"block-seconds, {in_vain}"].append(held_s * count(record, "blocks"))
 
     def _copied(self, way: str, record: Record) -> None:
         if text(record, "outcome") != "done":
@@ -222,22 +211,15 @@ def _times(of: Summary) -> Iterator[Part]:
 
 def _decided(of: Summary) -> Iterator[Part]:
     decisions, outcomes, pins = (of.num[group] for group in ("decisions", "outcomes", "pins ended"))
-    kinds = dict.fromkeys((*DECISIONS, *sorted(decisions)))
-    yield "decisions", "", {kind: decisions[kind] for kind in kinds}
+    yield "decisions", "", dict(sorted(decisions.items()))
     if outcomes:
-        ranks = {kind: rank for rank, kind in enumerate(kinds)}
-        names = sorted(outcomes, key=lambda name: (ranks.get(name.split(" ")[0], len(ranks)), name))
-        yield "outcomes", "", {name: outcomes[name] for name in names}
+        yield "outcomes", "", dict(sorted(outcomes.items()))
         saved = {"prefill saved, estimated": of.saved_s, "prefill repeated, estimated": of.lost_s}
         yield "outcomes", "s", saved
     if pins:
         held = of.samples["held"]
-        returned = sum(of.samples["block-seconds, returned"])
-        total = returned + sum(of.samples["block-seconds, in vain"])
         yield "pins ended", "", dict(sorted(pins.items()))
         yield "pins ended", "s", {"held, mean": ratio(sum(held), len(held))}
-        yield "pins ended", "", {"block-seconds": total or None}
-        yield "pins ended", "%", {"of them until a return": ratio(returned, total)}
 
 
 def _copies(of: Summary) -> Iterator[Part]:
@@ -249,9 +231,9 @@ def _copies(of: Summary) -> Iterator[Part]:
     for group, (out, stored), (back, loaded) in tiers:
         yield group, "", {f"blocks {stored}": blocks[out], f"blocks {loaded}": blocks[back]}
         yield group, "%", {"read back": ratio(blocks[back], blocks[out])}
-        for way, name in ((out, "bytes out"), (back, "bytes in")):
-            is_known = num_bytes[way] or not blocks[way]
-            yield group, "bytes", {name: num_bytes[way] if is_known else None}
+        # None where the trace has lost the start that says how large a block is.
+        moved = {"bytes out": num_bytes[out] or None, "bytes in": num_bytes[back] or None}
+        yield group, "bytes", moved
         yield group, "", {"transfers not done": not_done[out] + not_done[back]}
     for why, num in sorted(of.num["not read"].items()):
         name = f"not read as {NOT_READ.get(why, why)}"
