@@ -64,10 +64,6 @@ def test_the_plot_fits_80_columns(trace: Path) -> None:
     }, "no blocks came from DRAM"
 
 
-def test_a_terminal_without_pictures_gets_other_bars() -> None:
-    assert command._drawn([0.0, None, 5.0, 10.0], 10.0, is_ascii=True) == "  .#\n. ##"
-
-
 def test_without_steps_all_is_as_before(tmp_path: Path, trace: Path) -> None:
     old = write(tmp_path / "old.jsonl", small())
     before, with_steps = (run("analyze", str(path)).output for path in (old, trace))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from continuum_connector.tools.analysis.source import Source
 from continuum_connector.tools.analysis.summary import LEVELS, Row, Summary, rows
@@ -38,7 +39,7 @@ def analyze(
     console.print(_table(names, columns))
     for name, summary in zip(names, summaries, strict=True):
         if summary.steps["now"]:
-            console.print("", _plot(name, summary, console.options.ascii_only), sep="\n")
+            console.print("", _plot(name, summary), sep="\n")
 
 
 def summarize(source: Source) -> Summary:
@@ -52,26 +53,15 @@ def summarize(source: Source) -> Summary:
 
 
 def _names(traces: list[Path]) -> list[str]:
-    """A short name for each trace: the file's, with as many of its folders as tell them apart."""
-    for num_parts in range(1, 4):
-        names = ["/".join(path.parts[-num_parts:]) for path in traces]
-        if len(set(names)) == len(names):
-            return names
-    return [str(path) for path in traces]
-
-
-def _grid(title: str | None, *columns: str, **how: Any) -> Table:
-    """A table; a column whose name begins with > is of numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", show_edge=False, **how)
-    for name in columns:
-        justify: Any = "right" if name.startswith(">") else "left"
-        made.add_column(name.removeprefix(">"), justify=justify, overflow="fold")
-    return made
+    """Each trace's name, from the folder on that all have in common."""
+    paths = [path.absolute() for path in traces]
+    return [str(path.relative_to(os.path.commonpath([p.parent for p in paths]))) for path in paths]
 
 
 def _table(names: list[str], columns: list[dict[str, dict[str, Row]]]) -> Table:
     """One row per number, one column per trace; a cell is empty if its trace lacks the number."""
-    made = _grid(None, "", "", *(f">{shown(name)}" for name in names))
+    numbers = [Column(shown(name), justify="right", overflow="fold") for name in names]
+    made = Table("", Column(overflow="fold"), *numbers, show_edge=False)
     for group in dict.fromkeys(group for found in columns for group in found):
         parts = [found.get(group, {}) for found in columns]
         for place, name in enumerate(dict.fromkeys(name for part in parts for name in part)):
@@ -83,7 +73,7 @@ def _table(names: list[str], columns: list[dict[str, dict[str, Row]]]) -> Table:
 
 # --- the engine's steps ---------------------------------------------------------------------
 WIDTH, HEIGHT = 48, 2  # of a plot, in characters: with names and numbers it fits 80 columns
-BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .,-~=+*#"
+BARS = " ▁▂▃▄▅▆▇█"
 
 
 def moments(summary: Summary, level: str) -> list[float | None]:
@@ -97,22 +87,24 @@ def moments(summary: Summary, level: str) -> list[float | None]:
     return [worse(values, default=None) for values in steps]
 
 
-def _plot(name: str, summary: Summary, is_ascii: bool) -> Table:
+def _plot(name: str, summary: Summary) -> Table:
     """Each level over time, from 0 to its most, if it was ever above 0."""
     span_s = max(summary.steps["now"]) - min(summary.steps["now"])
     each = f"the worst step of each {seconds(span_s / WIDTH)}"
     title = f"Steps: {shown(name)}, {seconds(span_s)}, {each}"
-    made = _grid(title, "", ">", "", box=None, show_header=False, pad_edge=False)
+    made = Table.grid(
+        Column(), Column(justify="right"), Column(overflow="fold"), padding=(0, 2, 0, 0)
+    )
+    made.title, made.title_style, made.title_justify = title, "bold", "left"
     for level, label in LEVELS.items():
         if top := max(summary.steps[level]):
             scale = seconds(top) if level == "hook_max_s" else f"{top:,.0f}"
-            made.add_row(label, f"{scale}\n0", _drawn(moments(summary, level), top, is_ascii))
+            made.add_row(label, f"{scale}\n0", _drawn(moments(summary, level), top))
     return made
 
 
-def _drawn(values: list[float | None], top: float, is_ascii: bool) -> str:
+def _drawn(values: list[float | None], top: float) -> str:
     """Bars of an eighth of a line and more; none where there was no step."""
-    bars, most = ASCII_BARS if is_ascii else BARS, 8 * HEIGHT - 1
-    heights = [0 if v is None else 1 + round(v / top * most) for v in values]
-    lines = ((bars[min(8, max(0, h - 8 * n))] for h in heights) for n in reversed(range(HEIGHT)))
+    heights = [0 if v is None else 1 + round(v / top * (8 * HEIGHT - 1)) for v in values]
+    lines = ((BARS[min(8, max(0, h - 8 * n))] for h in heights) for n in reversed(range(HEIGHT)))
     return "\n".join(map("".join, lines))
