@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,6 +46,11 @@ class _Program:
     num_turns: int = 0
 
 
+# A transfer's group, and what it did to blocks.
+COPIES = {"store": ("DRAM", "stored"), "load": ("DRAM", "loaded")}
+COPIES |= {"write": ("disk", "written"), "read": ("disk", "read")}
+
+
 class Summary:
     """Takes in records in the order of the file.
 
@@ -55,7 +59,8 @@ class Summary:
     """
 
     def __init__(self) -> None:
-        self.starts: list[Record] = []
+        self.policies: dict[str, None] = {}
+        self.block_bytes = 0  # 0 if the file with the start is gone
         self.first, self.last = math.inf, -math.inf  # the first arrival, the last departure
         self.num: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
@@ -69,7 +74,8 @@ class Summary:
         event = text(record, "event")
         if event == "start":
             self.finish()
-            self.starts.append(record)
+            self.policies[text(record, "policy") or "unknown"] = None
+            self.block_bytes = count(record, "block_bytes")
         elif event in ("arrive", "return"):
             self._arrived(record)
         elif event == "admit":
@@ -85,8 +91,12 @@ class Summary:
         elif event == "pin_end":
             self.num["pins ended"][text(record, "cause") or "unpinned"] += 1
             self.samples["held"].append(number(record, "held_s") or 0.0)
-        elif event in ("store", "load", "write", "read"):
-            self._copied(event, record)
+        elif event in COPIES:
+            group, did = COPIES[event]
+            if text(record, "outcome") == "done":
+                self.num[group][f"blocks {did}"] += count(record, "blocks")
+            else:
+                self.num[group]["transfers not done"] += 1
         elif event == "steps" and count(record, "steps"):
             for name, values in self.steps.items():
                 values.append(max(0.0, number(record, name) or 0.0))
@@ -114,8 +124,9 @@ class Summary:
         num, on_disk = count(record, "tokens"), part(record, "disk")
         _count_tokens(self.num["all prompts"], record)
         if why := text(on_disk, "not_read"):
-            self.num["not read"][why] += 1
-            self.num["left there"][why] += count(on_disk, "tokens")
+            name = f"not read as {NOT_READ.get(why, why)}"
+            self.num["disk"][f"turns, {name}"] += 1
+            self.num["disk"][f"tokens, {name}"] += count(on_disk, "tokens")
         if (waited_s := number(record, "waited_s")) is not None:
             self.samples["queueing"].append(waited_s)
         if (program := self._programs.get(text(record, "program"))) is not None:
@@ -125,6 +136,7 @@ class Summary:
 
     def _decided(self, record: Record) -> None:
         now, turn = record["now"], count(record, "turn")
+        self.num["trace"]["turns"] += 1
         self.num["decisions"][text(record, "decision")] += 1
         self.last = max(self.last, now)
         if (program := self._programs.get(text(record, "program"))) is None:
@@ -133,14 +145,6 @@ class Summary:
             self.samples["turn"].append(now - arrived)
         program.last_end = now
         program.num_tokens = count(record, "tokens") or program.num_tokens
-
-    def _copied(self, way: str, record: Record) -> None:
-        if text(record, "outcome") != "done":
-            self.num["not done"][way] += 1
-            return
-        of_block = count(self.starts[-1], "block_bytes") if self.starts else 0
-        self.num["blocks"][way] += count(record, "blocks")
-        self.num["bytes"][way] += count(record, "blocks") * of_block
 
 
 def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
@@ -153,7 +157,6 @@ def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
 
 # --- as rows --------------------------------------------------------------------------------
 Value = float | str | None
-Part = tuple[str, str, Mapping[str, Value]]  # rows of a group that have one unit
 
 
 class Row(NamedTuple):
@@ -177,67 +180,42 @@ class Row(NamedTuple):
 def rows(of: Summary) -> dict[str, dict[str, Row]]:
     """Every row by group and name, in reading order."""
     found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
-    parts = (_times(of), _decided(of), _copies(of))
-    for group, unit, values in itertools.chain(*parts):
+
+    def add(group: str, unit: str, values: Mapping[str, Value]) -> None:
         found[group].update((name, Row(value, unit)) for name, value in values.items())
-    return found
 
-
-def _times(of: Summary) -> Iterator[Part]:
-    policies = dict.fromkeys(text(start, "policy") or "unknown" for start in of.starts)
-    num, wall_s = of.num["trace"], of.last - of.first
-    policy: dict[str, Value] = {"policy": ", ".join(policies) or "unknown"}
-    programs = {name: num[name] for name in ("programs", "requests of nobody")}
-    yield "trace", "", policy | programs | {"turns": of.num["decisions"].total()}
-    yield "trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None}
-    yield "trace", "", {name: num[name] for name in ("preemptions", "lines skipped")}
+    names = ("programs", "requests of nobody", "turns", "preemptions", "lines skipped")
+    wall_s = of.last - of.first
+    add("trace", "", {"policy": ", ".join(of.policies) or "unknown"})
+    add("trace", "", {name: of.num["trace"][name] for name in names})
+    add("trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None})
+    for group in ("JCT", "turn", "queueing"):
+        add(group, "s", spread(of.samples[group]))
     jct = of.samples["JCT"]
-    yield "JCT", "", {"programs": len(jct)}
-    yield "JCT", "s", spread(jct) | {"min": min(jct, default=None), "max": max(jct, default=None)}
-    for group in ("turn", "queueing"):
-        yield group, "s", spread(of.samples[group])
+    add("JCT", "s", {"min": min(jct, default=None), "max": max(jct, default=None)})
     for group in ("all prompts", "returning turns"):
-        tokens = of.num[group]
-        names = {"vram": "hit ratio, VRAM", "dram": "hit ratio, DRAM"}
-        if tokens["disk"]:
-            names["disk"] = "hit ratio, disk"
-        if tokens["told"]:
-            names |= {"only_ours": "only we kept", "stock_too": "stock would have kept too"}
-            names["only_stock"] = "only stock would have kept"
-        yield group, "", {"tokens": tokens["tokens"]}
-        yield group, "%", {name: ratio(tokens[of], tokens["tokens"]) for of, name in names.items()}
-    yield "returning turns", "%", {"save ratio": ratio(tokens["saved"], tokens["had"])}
-
-
-def _decided(of: Summary) -> Iterator[Part]:
-    decisions, outcomes, pins = (of.num[group] for group in ("decisions", "outcomes", "pins ended"))
-    yield "decisions", "", dict(sorted(decisions.items()))
-    if outcomes:
-        yield "outcomes", "", dict(sorted(outcomes.items()))
-        saved = {"prefill saved, estimated": of.saved_s, "prefill repeated, estimated": of.lost_s}
-        yield "outcomes", "s", saved
-    if pins:
-        held = of.samples["held"]
-        yield "pins ended", "", dict(sorted(pins.items()))
-        yield "pins ended", "s", {"held, mean": ratio(sum(held), len(held))}
-
-
-def _copies(of: Summary) -> Iterator[Part]:
-    """Rows on the copies to each tier and back."""
-    blocks, num_bytes, not_done = (of.num[group] for group in ("blocks", "bytes", "not done"))
-    tiers = [("DRAM", ("store", "stored"), ("load", "loaded"))]
-    if {"write", "read"} & {*blocks, *not_done}:
-        tiers.append(("disk", ("write", "written"), ("read", "read")))
-    for group, (out, stored), (back, loaded) in tiers:
-        yield group, "", {f"blocks {stored}": blocks[out], f"blocks {loaded}": blocks[back]}
-        yield group, "%", {"read back": ratio(blocks[back], blocks[out])}
-        # None where the trace has lost the start that says how large a block is.
-        moved = {"bytes out": num_bytes[out] or None, "bytes in": num_bytes[back] or None}
-        yield group, "bytes", moved
-        yield group, "", {"transfers not done": not_done[out] + not_done[back]}
-    for why, num in sorted(of.num["not read"].items()):
-        name = f"not read as {NOT_READ.get(why, why)}"
-        yield "disk", "", {f"turns, {name}": num, f"tokens, {name}": of.num["left there"][why]}
+        num = of.num[group]
+        shares = {"vram": "hit ratio, VRAM", "dram": "hit ratio, DRAM"}
+        if num["disk"]:
+            shares["disk"] = "hit ratio, disk"
+        if num["told"]:
+            shares |= {"only_ours": "only we kept", "stock_too": "stock would have kept too"}
+            shares["only_stock"] = "only stock would have kept"
+        add(group, "", {"tokens": num["tokens"]})
+        add(group, "%", {name: ratio(num[key], num["tokens"]) for key, name in shares.items()})
+    add("returning turns", "%", {"save ratio": ratio(num["saved"], num["had"])})
+    for group in ("decisions", "outcomes", "pins ended", "DRAM", "disk"):
+        add(group, "", dict(sorted(of.num[group].items())))
+    add("outcomes", "s", {"prefill saved, estimated": of.saved_s})
+    add("outcomes", "s", {"prefill repeated, estimated": of.lost_s})
+    held = of.samples["held"]
+    add("pins ended", "s", {"held, mean": ratio(sum(held), len(held))})
+    for group, out, back in (("DRAM", "stored", "loaded"), ("disk", "written", "read")):
+        blocks_out, blocks_in = (of.num[group][f"blocks {did}"] for did in (out, back))
+        add(group, "%", {"read back": ratio(blocks_in, blocks_out)})
+        add(group, "bytes", {"bytes out": blocks_out * of.block_bytes or None})
+        add(group, "bytes", {"bytes in": blocks_in * of.block_bytes or None})
+    return {group: found[group] for group in found if of.num[group] or of.samples[group]}
 
 
 def spread(values: Sequence[float]) -> dict[str, Value]:
