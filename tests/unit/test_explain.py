@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
-from continuum_connector.programs.program import IdentitySource, program_key
+from continuum_connector.programs.program import program_key
 from continuum_connector.tools.cli import explain as command
 from continuum_connector.tools.cli.app import app
 
@@ -300,8 +300,8 @@ def test_80_columns_have_what_was_decided_and_what_came_of_it(tmp_path: Path) ->
     0.00s job:p               1      801 pin 4 s, copy     in time      1.32 s
     1.50s job:other           1        0 free              (open)
     3.50s job:p               2        0 free              done
-9,864.54s codex:…1b2f47f3e 4321  131,072 pin 0.905 s, copy switched off -0.264 s
-   19865s codex:…1b2f47f3e 4322  131,072 offload           (open)
+9,864.54s codex:01…2f47f3e 4321  131,072 pin 0.905 s, copy switched off -0.264 s
+   19865s codex:01…2f47f3e 4322  131,072 offload           (open)
 """
     )
 
@@ -316,14 +316,14 @@ def test_a_pipe_and_a_wide_terminal_show_whole_names(
     assert CliRunner().invoke(app, ["explain", "--trace", str(path)]).output == wide
 
 
-def test_a_shortened_name_keeps_its_namespace_and_is_understood(tmp_path: Path) -> None:
+def test_a_shortened_name_keeps_its_beginning_and_end_and_is_understood(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", [*small(), *busy()])
     for room in (16, 24):
         name = command.short(LONG, room)
         assert len(name) == room
-        assert name.startswith("codex:…")
+        assert name.startswith("codex:01")
         assert run("explain", name, "--trace", str(path)).output.startswith(LONG)
-    assert command.short("x" * 20, 16) == "…" + "x" * 15
+    assert command.short("x" * 20, 16) == "x" * 8 + "…" + "x" * 7
     assert len(command.short(f"{'n' * 40}:id", 16)) == 16
 
 
@@ -355,21 +355,15 @@ def test_a_whole_name_wins_over_a_longer_one_that_begins_with_it(tmp_path: Path)
 @pytest.mark.parametrize(
     ("sources", "said"),
     [
-        (["vendor"], "named by a header or field of its agent or gateway"),
-        (["session_id", "session_id"], "named by session_id or X-Session-ID"),
-        (["none", "lineage"], "no id: known by lineage"),
-        (["lineage", "job_id"], "no id: known by lineage · named by job_id or program_id"),
-        (["none"], "no id, and nothing went on from it"),
+        (["session_id", "session_id"], "named by session_id"),
+        (["lineage", "job_id"], "named by lineage, job_id"),
+        ([], "0 turns in"),
     ],
 )
 def test_a_life_begins_with_where_the_id_came_from(
     tmp_path: Path, sources: list[str], said: str
 ) -> None:
     turns = [record("arrive", float(n), turn=n, source=each) for n, each in enumerate(sources, 1)]
-    path = write(tmp_path / "trace.jsonl", turns)
+    path = write(tmp_path / "trace.jsonl", turns or [record("arrive", 1.0, turn=1)])
     first = run("explain", "job:p", "--trace", str(path), columns=200).output.splitlines()[0]
-    assert first.startswith(f"job:p  {said} · 0 turns in")
-
-
-def test_every_source_of_an_id_has_its_words() -> None:
-    assert {each.value for each in IdentitySource} == {*command.NAMED_BY}
+    assert first.startswith(f"job:p  {said}")

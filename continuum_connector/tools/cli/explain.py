@@ -73,7 +73,7 @@ def choose(wanted: str, turns: Counter[str]) -> str:
 
     The connector puts a namespace before the ids that clients send (`job:x`), and another before
     that if they send a salt (`salted:1f..:job:x`): an id is understood with and without them. So is
-    "codex:…7f3e", as `short` writes names.
+    "codex:01…7f3e", as `short` writes names.
     """
     begin, _, end = wanted.partition("…")
     begin = begin[:_LONG]
@@ -98,16 +98,6 @@ def _ids(key: str) -> list[str]:
 
 
 # --- its life -------------------------------------------------------------------------------
-NAMED_BY = {
-    "kv_transfer_params": "named in kv_transfer_params",
-    "job_id": "named by job_id or program_id",
-    "session_id": "named by session_id or X-Session-ID",
-    "vendor": "named by a header or field of its agent or gateway",
-    "lineage": "no id: known by lineage",
-    "none": "no id, and nothing went on from it",
-}
-
-
 def _head(life: list[Record]) -> Text:
     """One line that sums the life up."""
     outcomes = Counter(text(each, "outcome") for each in life if each["event"] == "outcome")
@@ -116,8 +106,7 @@ def _head(life: list[Record]) -> Text:
     lived_s = life[-1]["now"] - life[0]["now"]
     # Where its turns' id came from (docs/identity.md); nothing if the trace does not say.
     sources = dict.fromkeys(text(each, "source") for each in life if "source" in each)
-    some = [source for source in sources if source != "none"] or sources
-    parts = [NAMED_BY[source] for source in some if source in NAMED_BY]
+    parts = [f"named by {', '.join(sources)}"] if sources else []
     parts.append(f"{num_turns} turns in {seconds(lived_s)}")
     if num := sum(count(each, "tokens") for each in admitted):
         found: Counter[str] = Counter()
@@ -201,10 +190,7 @@ def decisions(records: Iterable[Record]) -> Iterator[Pair]:
 
 
 def short(name: str, room: int) -> str:
-    """A name that is too long, with its namespace, which says where the id came from, and its end,
-    because ids differ there."""
-    if len(name) <= room:
-        return name
-    namespace, colon, _ = name.partition(":")
-    begin = f"{namespace}{colon}"[: room // 2] if colon else ""
-    return f"{begin}…{name[1 + len(begin) - room :]}"
+    """A name that is too long, without its middle: it begins with where the id came from, and ids
+    differ at their end."""
+    begin = room // 2
+    return name if len(name) <= room else f"{name[:begin]}…{name[1 + begin - room :]}"
