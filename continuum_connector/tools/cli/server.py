@@ -72,22 +72,17 @@ class Server:
 
 
 def _address(url: str) -> SplitResult:
-    """Split the address; if it is not one, ToldError, without its secrets."""
-    try:
+    """Split the address; ToldError, without its secrets, if it is none, or if it has a password or
+    a query, which would not be sent."""
+    with contextlib.suppress(ValueError):  # wrong brackets or port
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # wrong brackets or port
-        is_one = False
-    if not is_one:
-        raise ToldError(
-            f"{hidden(url)!r} is no server address; give one like http://localhost:8000"
-        )
-    if "@" in parts.netloc or parts.query:
-        raise ToldError(
-            f"{hidden(url)!r} has a password or more behind the path, which is not sent; give the "
-            "bare address, and a key with --api-key or VLLM_API_KEY"
-        )
-    return parts
+        is_bare = "@" not in parts.netloc and not parts.query
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and is_bare:
+            return parts
+    raise ToldError(
+        f"{hidden(url)!r} is no server's bare address; give one like http://localhost:8000, and a "
+        "key with --api-key or VLLM_API_KEY"
+    )
 
 
 def samples(exposition: str) -> Iterator[tuple[str, Labels, float]]:
