@@ -147,10 +147,8 @@ def _admit(record: Record) -> Said:
     if any(kept.values()):
         ours, too, only = kept.values()
         more = f"; {only:,} more only stock would have" if only else ""
-        yield (
-            f"of these {ours:,} only we kept, {too:,} stock vLLM would have kept too{more}",
-            "detail",
-        )
+        said = f"of these {ours:,} only we kept, {too:,} stock vLLM would have kept too{more}"
+        yield said, "detail"
     on_disk = part(record, "disk")
     if why := text(on_disk, "not_read"):
         because = NOT_READ.get(why, shown(why))
@@ -158,8 +156,7 @@ def _admit(record: Record) -> Said:
             reading, prefill = _of(on_disk, "read_s"), _of(on_disk, "prefill_s")
             because = f"{prefill} of prefill, for all who wait for it, is cheaper than {reading}"
         had = f"disk had {count(on_disk, 'tokens'):,} of {_tokens(record)}; "
-        how = "" if why == "prefill" else " in full"
-        yield f"{had if why != 'down' else ''}not read{how}: {because}", "detail"
+        yield f"{had if why != 'down' else ''}not read in full: {because}", "detail"
 
 
 def _decision(record: Record) -> Said:
@@ -193,8 +190,6 @@ def _known(record: Record, known: Record) -> str:
     load = ", no DRAM tier" if number(known, "load") is None else f", {_of(known, 'load')} to load"
     prior = ", from a prior" if known.get("prior") is True else ""
     costs = f"{_of(known, 'prefill')} to compute{load}{prior}"
-    if not number(known, "prefill"):
-        costs = "what prefills cost is not measured yet"
     blocks = count(record, "blocks")
     price = f"{blocks:,} blocks cost the others {seconds((number(known, 'price') or 0.0) * blocks)}"
     median = f"half of such pauses are over after {_of(known, 'gap_p50')}{seen}"
