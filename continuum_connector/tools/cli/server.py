@@ -16,6 +16,10 @@ from continuum_connector.tools.cli.ending import hidden
 
 TIMEOUT_S = 5.0  # a server that takes longer to answer counts as gone
 MAX_BODY = 64 << 20  # bytes; /metrics of many engines takes a few hundred KB
+NO_CONNECTOR = (
+    "ContinuumConnector does not run there, so there is nothing to show; to run it, serve with: "
+    '--kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
+)
 Labels = frozenset[tuple[str, str]]
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -41,12 +45,15 @@ class Server:
         self._connect = partial(kind, parts.netloc, timeout=timeout_s)
         self._timeout_s = timeout_s
 
-    def exposition(self) -> str:
-        """The answer of /metrics, unparsed."""
+    def scrape(self, now: float) -> Scrape:
+        """What it counts `now`, in monotonic seconds. ToldError if it has no connector."""
         status, body = self.get("/metrics")
         if status != 200:
             raise ToldError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
-        return body.decode("utf-8", "replace")
+        found = Scrape.parse(body.decode("utf-8", "replace"), now)
+        if not any(name.startswith("continuum:") for name in found.samples):
+            raise ToldError(NO_CONNECTOR)
+        return found
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body, whose size and time are bounded, however slowly its bytes arrive."""

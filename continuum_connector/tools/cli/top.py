@@ -26,10 +26,6 @@ from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.terminal import name, terminal
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
-NO_CONNECTOR = (
-    "ContinuumConnector does not run there, so there is nothing to show; to run it, serve with: "
-    '--kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
-)
 
 
 def top(
@@ -60,9 +56,9 @@ def top(
     # So that the terminal is left clean.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if once or not console.is_terminal:
-        first = scrape(server, time.monotonic())
+        first = server.scrape(time.monotonic())
         _wait(interval)
-        now = scrape(server, time.monotonic())
+        now = server.scrape(time.monotonic())
         console.print(screen(server.url, (now, now.since(first)), ""))
         return
     watch = Watch(server)
@@ -71,14 +67,6 @@ def top(
             watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
             live.update(screen(server.url, watch.shown, watch.trouble), refresh=True)
             _wait(interval)
-
-
-def scrape(server: Server, now: float) -> Scrape:
-    """What it counts. ToldError if it does not answer, or has no connector."""
-    found = Scrape.parse(server.exposition(), now)
-    if not any(name.startswith("continuum:") for name in found.samples):
-        raise ToldError(NO_CONNECTOR)
-    return found
 
 
 def _wait(seconds: float) -> None:
@@ -102,7 +90,7 @@ class Watch:
     def look(self, now: float, wall: str) -> None:
         """Scrape once. `now`: monotonic seconds. `wall`: the time of day."""
         try:
-            found = scrape(self._server, now)
+            found = self._server.scrape(now)
         except ToldError as error:
             at, since = self._gone_at = self._gone_at or (wall, now)
             gone = f"So since {at}, for {now - since:.0f} s by now; asking again."
