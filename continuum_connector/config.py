@@ -75,7 +75,6 @@ class ContinuumConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     trace_path: str = ""
     trace_bytes: Bytes = 256 * 2**20
     trace_hashed: bool = False
-    trace_steps_s: Seconds = 0.0
     switch_path: str = ""
     id_headers: str | tuple[str, ...] = ""
     echo: bool = True
@@ -114,8 +113,6 @@ KNOBS: dict[str, str] = {
     "trace_bytes": "size at which the trace moves to trace_path.1 and begins anew, at least 1 MiB; "
     "8 such files are kept; 0: it grows without end",
     "trace_hashed": "1 writes programs and requests as digests whose key ends with the process",
-    "trace_steps_s": "the trace also gets a line per so many seconds of engine steps (free blocks, "
-    "queue, running, copies, time of our hooks); 0: none; 0.1: 10 a second; 0.001: each step",
     "switch_path": "file that switches the connector off and on while the server runs: with off in "
     "it, every engine that reads it serves as stock within about a second; empty: none",
     "id_headers": "your own headers that name a program, strongest first, separated by commas; "
@@ -130,6 +127,8 @@ REMOVED: dict[str, str] = {
     "scheduler": "without our scheduler nothing of ours runs; leave it out, for stock vLLM set "
     "switch_path or leave --kv-transfer-config out",
     "order": "max_head_start_s = 0 keeps vLLM's order of waiting turns",
+    "trace_steps_s": "free and pinned blocks, waiting turns and time of our hooks are on /metrics "
+    "and the dashboard; leave it out",
     "driver": "it follows from the device that the KV cache lies on; leave it out",
     "staged": "the first GiB of a rank's DRAM serves, and the rest follows; leave it out",
     "dram_shortage": "if the system gives less, the tier is smaller; leave it out",
@@ -244,11 +243,6 @@ def _check(config: ContinuumConfig) -> None:
         raise ConfigError(
             f"ttl_s = {config.ttl_s:g} is above max_ttl_s = {config.max_ttl_s:g}, "
             "so no pin would ever last that long; raise max_ttl_s or lower ttl_s"
-        )
-    if config.trace_steps_s and not config.trace_path:
-        raise ConfigError(
-            f"trace_steps_s = {config.trace_steps_s:g} without trace_path would have no file to "
-            "write to; set trace_path, or leave trace_steps_s out"
         )
     if 0 < config.trace_bytes < MIN_TRACE_BYTES:
         raise ConfigError(

@@ -148,7 +148,6 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def shutdown(self) -> None:
         if self.side is not None:
             self.switch.close()
-            self._step_trace.flush()
             self._steps.shutdown(self._clock())
         if self._calls is not None:
             self._calls.end()
@@ -215,9 +214,6 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         )
         self._steps, self._tier = side.steps, side.tier
         self._epochs = self._steps.epochs
-        self._step_trace = side.step_trace
-        if self.config.trace_steps_s:  # in the hook's place, so that it costs nobody else anything
-            self.build_connector_meta = self._traced_meta  # type: ignore[method-assign]
         self.switch = open_switch(self.config.switch_path, self._wake)
 
     @property
@@ -308,17 +304,6 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._no_orders = StepMetadata(StepPlan(epoch=self._epochs.number))
             return self._no_orders
         return self._plan(scheduler_output, now)
-
-    def _traced_meta(self, scheduler_output: Any) -> StepMetadata:
-        """build_connector_meta where steps are traced. What fails there ends that, and no step."""
-        meta = type(self).build_connector_meta(self, scheduler_output)
-        try:
-            if self.mode is not Mode.ASIDE:
-                self._step_trace.add(len(scheduler_output.num_scheduled_tokens), self._clock())
-        except Exception:
-            del self.build_connector_meta
-            logger.exception("steps are traced no more (trace_steps_s); serving goes on")
-        return meta
 
     @timed("build_connector_meta")
     def _plan(self, scheduler_output: Any, now: float) -> StepMetadata:

@@ -361,11 +361,6 @@ class Account:
             return self._histograms[key].total
         return self._counts[key] if key in self._counts else self._gauges[key]
 
-    def sum_of(self, name: str) -> float:
-        """Return the sum of all that a histogram has seen, over all labels, whoever took it."""
-        seen = [each for (of, _), each in self._histograms.items() if of == name]
-        return sum(each.sums_taken + sum(each.sums) for each in seen)
-
     def take(self) -> Payload | None:
         """Return what changed since the last take, or None, in a form that can cross processes.
 

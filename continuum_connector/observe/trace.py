@@ -59,7 +59,6 @@ EVENTS: dict[str, str] = {
     "epoch": "an epoch began, as weights changed or the prefix cache was reset: every hold ended",
     "switch": "an operator switched the connector on or off",
     "let_in": "a first turn that was held may be admitted: why, after how long",
-    "steps": "some of the engine's steps are over (trace_steps_s): their number and extremes",
     "stop": "the scheduler half shuts down",
 }
 

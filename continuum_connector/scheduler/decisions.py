@@ -378,15 +378,6 @@ class Snapshots:
             num_at_bus=self._bus.num_turns(now),
         )
 
-    def levels(self) -> dict[str, int]:
-        """The levels that may be other in each step, for the trace."""
-        return {
-            "free_blocks": self._pool.get_num_free_blocks(),
-            "pinned_blocks": self._retention.num_blocks,
-            "waiting": self._turns.num_waiting,
-            **self._traffic.blocks_under_way(),
-        }
-
     def update_gauges(self, account: Account) -> None:
         """Set the gauges, which are levels, not events. They are sent in one payload with the
         counters that they must balance, or a scrape in between would find the ledger open."""

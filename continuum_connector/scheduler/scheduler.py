@@ -23,7 +23,7 @@ from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGroups, ids_of
 from continuum_connector.scheduler.pins import Retention, Room
 from continuum_connector.scheduler.queue import Queues
-from continuum_connector.scheduler.records import Records, StepTrace, answer
+from continuum_connector.scheduler.records import Records, answer
 from continuum_connector.scheduler.stock import UnknownStock
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
@@ -121,7 +121,6 @@ class SchedulerSide:
         self.steps = Steps(
             self._epochs, self.retention, tier, decider, reader, records, self.room, waker
         )
-        self.step_trace = StepTrace(config.trace_steps_s, self.snapshots.levels, records)
 
     # --- arrival ----------------------------------------------------------------------
     def begin_turn(self, request: Any, now: float) -> Turn:

@@ -114,7 +114,6 @@ def test_dram_bytes_as_a_number() -> None:
         ("trace_path", "5", "5"),
         ("trace_bytes", "64MiB", 64 * 2**20),
         ("trace_hashed", "1", True),
-        ("trace_steps_s", "0.1", 0.1),
         ("switch_path", "/run/continuum/switch", "/run/continuum/switch"),
         ("id_headers", "X-Run-Id, X-Agent", "X-Run-Id, X-Agent"),
         ("echo", " No ", False),
@@ -125,7 +124,6 @@ def test_every_key_can_be_set_in_the_environment_and_the_extra_config_wins(
 ) -> None:
     name = ENV_PREFIX + key.upper()
     rest = {k: v for k, v in WITH_DISK.items() if k != key} if key in WITH_DISK else {}
-    rest |= {"trace_path": "t"} if key == "trace_steps_s" else {}
     assert getattr(load_config(rest, {name: text}), key) == value
     assert getattr(load_config({**rest, key: value}, {}), key) == value
     default = WITH_DISK.get(key, getattr(ContinuumConfig(), key))
@@ -444,11 +442,6 @@ def test_a_trace_that_would_keep_next_to_nothing_is_refused() -> None:
     assert "trace_bytes = 256 is below 1 MiB" in refusal({"trace_bytes": 256})
     assert load({"trace_bytes": 0}).trace_bytes == 0
     assert load({"trace_bytes": "1MiB"}).trace_bytes == 2**20
-
-
-def test_steps_that_would_be_traced_nowhere_are_refused() -> None:
-    assert "trace_steps_s = 0.1 without trace_path" in refusal({"trace_steps_s": 0.1})
-    assert load({"trace_steps_s": 0.1, "trace_path": "t"}).trace_steps_s == 0.1
 
 
 # --- the disk ---------------------------------------------------------------------------------

@@ -109,7 +109,6 @@ ALIKE = {
     "floods": "whom we forget first: our own table",
     "hints": "what a wish costs whom",
     "outcomes": "what is told of decisions",
-    "step_trace": "what is told of steps, from our own books and counts that harness reads",
     "policies": "each policy over the same loop",
     "renames": "minutes long, so of the others the newest alone is asked: test_renames_newest.py",
     "policy_controls": "which faults the policy machine sees: the policy's doing",

@@ -92,12 +92,6 @@ class Played:
             if not self.engine.step():
                 self.engine.clock.advance(min(TICK_S, end - self.engine.clock()))
 
-    def by_client(self) -> Counter[str]:
-        found: Counter[str] = Counter()
-        for turn, tokens in zip(self.turns, self.found, strict=True):
-            found[turn.client] += tokens
-        return found
-
 
 class Case:
     """A trace, what it was played on, each when it is first asked for, and what hindsight knows."""
@@ -133,12 +127,43 @@ class Case:
         return self.ours if is_same else Played(self.world, turns, self.said)
 
     # -- hindsight -----------------------------------------------------------------------
+    @cached_property
+    def most(self) -> list[int]:
+        """Of each turn, as many tokens as any engine could find: of the blocks that its prompts
+        begin with, those that somebody had before, or has at the same time. A rule that holds
+        against that needs no other engine."""
+        most, had = [0] * len(self.turns), set[int]()
+        for together in bursts(self.turns):
+            has = Counter(
+                b for n in together for b in self.blocks[n] for _ in range(self.turns[n].copies)
+            )
+            for number in together:
+                asked = self.said[number].asked_blocks
+                new = (at for at, b in enumerate(asked) if b not in had and has[b] == 1)
+                most[number] = BLOCK * next(new, len(asked)) * self.turns[number].copies
+            had.update(has)
+        return most
+
+    def by_client(self, tokens: Sequence[int]) -> Counter[str]:
+        """Of each turn, summed."""
+        summed = Counter[str]()
+        for turn, number in zip(self.turns, tokens, strict=True):
+            summed[turn.client] += number
+        return summed
+
     def before(self, number: int) -> int | None:
         """The turn that this one goes on from."""
         turn = self.turns[number]
         mine = [i for i in range(number) if self.turns[i].who == turn.who]
         mine = mine or [i for i in range(number) if self.turns[i].who == turn.of]
         return mine[-1] if mine else None
+
+    def goes_on(self, number: int) -> bool:
+        """Whether it goes on from an answer of its own that tells whose it is."""
+        last, turn = self.before(number), self.turns[number]
+        if last is None or self.turns[last].who != turn.who or turn.cut is not None:
+            return False
+        return self.turns[last].answer >= BLOCK + 4 and not self.turns[last].final
 
     def comes_back(self, number: int) -> bool:
         who = self.turns[number].who
@@ -223,9 +248,8 @@ def as_stock(case: Case) -> Iterator[str]:
     Slack: what was kept for turns that seemed to come back and did not, once; and the longest
     turn, because bets on who comes first are lost now and then.
     """
-    stock, ours = sum(case.stock.found), sum(case.ours.found)
-    slack = case.lost_bets() + case.largest()
-    if ours < stock - slack:
+    ours, slack = sum(case.ours.found), case.lost_bets() + case.largest()
+    if ours < sum(case.most) - slack and ours < (stock := sum(case.stock.found)) - slack:
         yield f"all find {ours} tokens, on stock vLLM {stock}, slack {slack}"
 
 
@@ -234,11 +258,14 @@ def each_as_stock(case: Case) -> Iterator[str]:
 
     Slack: as above, and what it said was over.
     """
-    stock, ours = case.stock.by_client(), case.ours.by_client()
-    for client in ours:
+    most = case.by_client(case.most)
+    for client, ours in case.by_client(case.ours.found).items():
         slack = case.lost_bets() + case.largest() + case.lies(client)
-        if ours[client] < stock[client] - slack:
-            yield f"{client} finds {ours[client]} tokens, stock {stock[client]}, slack {slack}"
+        if ours >= most[client] - slack:
+            continue
+        stock = case.by_client(case.stock.found)[client]
+        if ours < stock - slack:
+            yield f"{client} finds {ours} tokens, stock {stock}, slack {slack}"
 
 
 def as_nameless(case: Case) -> Iterator[str]:
@@ -246,9 +273,8 @@ def as_nameless(case: Case) -> Iterator[str]:
 
     Slack: as above: what has one name is as old as the first of it, so other bets are lost.
     """
-    nameless, ours = sum(case.nameless.found), sum(case.ours.found)
-    slack = case.lost_bets() + case.largest()
-    if ours < nameless - slack:
+    ours, slack = sum(case.ours.found), case.lost_bets() + case.largest()
+    if ours < sum(case.most) - slack and ours < (nameless := sum(case.nameless.found)) - slack:
         yield f"all find {ours} tokens, without names {nameless}, slack {slack}"
 
 
@@ -257,16 +283,23 @@ def costs_its_room(case: Case) -> Iterator[str]:
 
     Slack: that room, whenever it takes it: with each token that is computed for it.
     """
-    beside, slack = Counter[str](), 0
-    for number, turn in enumerate(case.turns):
-        said, unsaid = case.ours.found[number], case.unsuspected.found[number]
-        if turn.client == case.suspect:
-            slack += BLOCK * len(case.blocks[number]) * turn.copies - said
-        else:
-            beside.update(said=said, unsaid=unsaid)
-    if beside["said"] < beside["unsaid"] - slack:
-        found = f"beside {case.suspect} others find {beside['said']} tokens"
-        yield f"{found}, {beside['unsaid']} if it says nothing, slack {slack}"
+    room = sum(
+        BLOCK * len(case.blocks[number]) * turn.copies
+        for number, turn in enumerate(case.turns)
+        if turn.client == case.suspect
+    )
+    slack = room - case.by_client(case.ours.found)[case.suspect]
+
+    def beside(found: Sequence[int]) -> int:
+        return sum(found) - case.by_client(found)[case.suspect]
+
+    said = beside(case.ours.found)
+    if (
+        said < beside(case.most) - slack
+        and said < (unsaid := beside(case.unsuspected.found)) - slack
+    ):
+        found = f"beside {case.suspect} others find {said} tokens"
+        yield f"{found}, {unsaid} if it says nothing, slack {slack}"
 
 
 def idle_is_quiet(case: Case) -> Iterator[str]:
@@ -310,17 +343,13 @@ def is_known(case: Case) -> Iterator[str]:
     answer, either may be taken for the other; what a compaction leaves may be a system prompt; and
     a table forgets that is full, of programs or of their chains.
     """
-    programs = case.nameless.programs
+    going_on = [n for n in range(len(case.turns)) if case.goes_on(n)]
+    programs = case.nameless.programs if going_on else []
     if NUM_CHAINS * len(set(programs)) > case.world.programs:
         return
-    for number, turn in enumerate(case.turns):
-        last = case.before(number)
-        if last is None or case.turns[last].who != turn.who or turn.cut is not None:
-            continue
-        if case.turns[last].answer < BLOCK + 4 or case.turns[last].final:
-            continue
+    for number in going_on:
         if programs[number] not in programs[:number]:
-            yield f"turn {number} of {turn.who} is taken for a new program"
+            yield f"turn {number} of {case.turns[number].who} is taken for a new program"
 
 
 Rule = Callable[[Case], Iterator[str]]

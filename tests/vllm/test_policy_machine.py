@@ -57,6 +57,16 @@ def test_these_seeds_ask_for_something() -> None:
     assert num_due > NUM_TRACES
 
 
+def test_no_engine_finds_more_than_what_somebody_had() -> None:
+    """Rules that hold against that play no other engine."""
+    for seed in range(8):
+        case = Case(draw(seed))
+        for played in (case.stock, case.ours, case.nameless, case.unsuspected):
+            assert all(found <= most for found, most in zip(played.found, case.most, strict=True))
+    turns = (Turn("a.x", 64, copies=2), Turn("a.y", 64, after_s=0.0), Turn("a.x", 32))
+    assert Case(Trace(World(), turns)).most == [2 * 48, 0, 64]
+
+
 def test_a_trace_prints_as_what_makes_it_again() -> None:
     trace = draw(1)
     assert eval(repr(trace)) == trace

@@ -324,13 +324,6 @@ class Traffic:
         """Transfers of that kind under way."""
         return self._num_in_flight[kind]
 
-    def blocks_under_way(self) -> dict[str, int]:
-        """Blocks of the transfers under way, for the trace: `store_blocks` and so on."""
-        found = {f"{kind.value}_blocks": 0 for kind in Kind}
-        for transfer in self.ledger:
-            found[f"{transfer.kind.value}_blocks"] += len(transfer)
-        return found
-
     # --- tiers begin transfers ----------------------------------------------------------
     def store(
         self, owner: Owner, program: str, blocks: ChainBlocks, slots: Numbers, now: float

@@ -22,17 +22,6 @@ from continuum_connector.tools.analysis.source import (
 from continuum_connector.tools.analysis.words import NOT_READ, ratio, seconds
 
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
-LEVELS = {  # fields of a `steps` record, as analyze names them
-    "free_blocks": "free blocks",
-    "pinned_blocks": "pinned blocks",
-    "waiting": "waiting",
-    "running": "running",
-    "store_blocks": "blocks to DRAM",
-    "load_blocks": "blocks from DRAM",
-    "write_blocks": "blocks to disk",
-    "read_blocks": "blocks from disk",
-    "hook_max_s": "hooks, one step",
-}
 
 
 @dataclass
@@ -65,8 +54,6 @@ class Summary:
         self.num: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self.saved_s = self.lost_s = 0.0
-        # What `steps` records say, a number of each in each: 80 bytes a record.
-        self.steps = {name: array("d") for name in ("now", *LEVELS)}
         self._programs: dict[str, _Program] = {}
 
     def add(self, record: Record) -> None:
@@ -97,9 +84,6 @@ class Summary:
                 self.num[group][f"blocks {did}"] += count(record, "blocks")
             else:
                 self.num[group]["transfers not done"] += 1
-        elif event == "steps" and count(record, "steps"):
-            for name, values in self.steps.items():
-                values.append(max(0.0, number(record, name) or 0.0))
 
     def finish(self) -> None:
         """The trace ends: count the programs under way as far as they got."""

@@ -167,7 +167,8 @@ def _tier(now: Scrape, tier: str, up: list[float], more: Facts) -> Facts:
     """How full a tier is, and `more`. `up`: of each engine, 1 if it has the tier."""
     down = up.count(0.0)
     if down == len(up):
-        return [f"[dim]none: the log says why; CONTINUUM_{tier.upper()}_BYTES sets its size[/]"]
+        key = f"continuum_{tier}_bytes".upper()
+        return [f"[dim]none: the log says why; {key} sets its size[/]"]
     capacity = now.total(f"continuum:{tier}_capacity_blocks")
     used = ratio(now.total(f"continuum:{tier}_blocks"), capacity)
     return [
