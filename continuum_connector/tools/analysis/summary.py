@@ -19,7 +19,7 @@ from continuum_connector.tools.analysis.source import (
     text,
     tiers,
 )
-from continuum_connector.tools.analysis.words import NOT_READ, ratio, seconds
+from continuum_connector.tools.analysis.words import COPIED, NOT_READ, ratio, seconds
 
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
 
@@ -33,11 +33,6 @@ class _Program:
     arrivals: dict[int, float] = field(default_factory=dict)
     num_tokens: int = 0  # of its last turn: prompt, and output if the trace gives it
     num_turns: int = 0
-
-
-# A transfer's group, and what it did to blocks.
-COPIES = {"store": ("DRAM", "stored"), "load": ("DRAM", "loaded")}
-COPIES |= {"write": ("disk", "written"), "read": ("disk", "read")}
 
 
 class Summary:
@@ -78,8 +73,8 @@ class Summary:
         elif event == "pin_end":
             self.num["pins ended"][text(record, "cause") or "unpinned"] += 1
             self.samples["held"].append(number(record, "held_s") or 0.0)
-        elif event in COPIES:
-            group, did = COPIES[event]
+        elif event in COPIED:
+            did, _, group = COPIED[event]
             if text(record, "outcome") == "done":
                 self.num[group][f"blocks {did}"] += count(record, "blocks")
             else:

@@ -68,8 +68,6 @@ PLAIN = {
     "disk_down": ("the disk tier went down", "bad"),
     "stop": ("the server stopped", "bad"),
 }
-
-
 LET_IN = {
     "fits": "now there is room for it",
     "empty": "nobody else was left",
@@ -81,11 +79,11 @@ EPOCHS = {
     "weights": "the weights changed",
     "version": "vLLM was told another weight version",
 }
-COPIED = {
-    "store": "stored in DRAM",
-    "load": "loaded from DRAM",
-    "write": "written to disk",
-    "read": "read from disk",
+COPIED = {  # what a transfer did, and where
+    "store": ("stored", "in", "DRAM"),
+    "load": ("loaded", "from", "DRAM"),
+    "write": ("written", "to", "disk"),
+    "read": ("read", "from", "disk"),
 }
 
 
@@ -116,7 +114,7 @@ def _told(event: str, record: Record) -> Said:
         off = "off: every pin ended, DRAM was emptied"
         yield f"the connector was switched {'on' if record.get('on') else off}", "bad"
     elif event in COPIED:
-        blocks, what = f"{count(record, 'blocks'):,} blocks", COPIED[event]
+        blocks, what = f"{count(record, 'blocks'):,} blocks", " ".join(COPIED[event])
         reasons, outcome = ", ".join(texts(record, "reasons")), text(record, "outcome")
         if outcome == "done":
             yield f"{blocks} {what} in {_of(record, 'seconds')}", "detail"
@@ -133,9 +131,9 @@ def _arrive(record: Record) -> Said:
     yield f"arrived: {back}{_tokens(record)}{pin}", ""
     if at := part(record, "diverged"):
         what = f" ({shown(text(at, 'part'))})" if text(at, "part") else ""
-        where = f"tokens {count(at, 'from'):,}..{count(at, 'to'):,} of {count(at, 'of'):,}{what}"
+        place = f"tokens {count(at, 'from'):,}..{count(at, 'to'):,} of {count(at, 'of'):,}{what}"
         again = f", {count(at, 'in_a_row')} times in a row" if count(at, "in_a_row") > 1 else ""
-        yield f"goes on, but differs within {where}{again}: nothing kept fits", "bad"
+        yield f"goes on, but differs within {place}{again}: nothing kept fits", "bad"
 
 
 def _admit(record: Record) -> Said:
