@@ -130,10 +130,8 @@ def _bytes(option: str, text: str) -> int:
 # --- what a context takes --------------------------------------------------------------------
 @dataclass(frozen=True)
 class Load:
-    """What agents do, in seconds and tokens. `arrivals`: programs per second.
-
-    `programs`: how many are alive at once; 0 derives it from `arrivals`.
-    """
+    """What agents do, in seconds and tokens. `programs`: how many are alive at once; 0 derives it
+    from `arrivals`, programs per second."""
 
     context: int
     new_tokens: int
@@ -187,8 +185,7 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
     kv = models.kv_of(machine, plan, seen)
     if isinstance(kv, Line):
         raise ToldError(f"model: {kv.text}; give --model, or --bytes-per-token instead")
-    trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
-    says = f"config.json alone, without vLLM{trouble}"
+    says = "config.json alone, without vLLM"
     if kv.device:
         says = f"vLLM {seen.version}, its own layers on {kv.device}: {models.in_words(kv)}"
     if why_not := kv.aside or kv.no_tier:
@@ -254,20 +251,19 @@ def rows(load: Load, place: Place, found: Need) -> tuple[Rows, str]:
     lives = f"{load.arrivals:g}/s x {load.turns:g} turns x ({mean})"
     gpus = f" / {place.num_gpus} GPUs" if place.num_gpus > 1 else ""
     token = text_of(place.context_bytes / load.context)
-    why_none = f"{FILL:.0%} of VRAM's KV space holds all"
-    why = f"live KV / {FILL:g}, rounded up" if found.dram_bytes else why_none
     lines = [
         ("KV of a context", text_of(place.context_bytes), f"{load.context:,} x {token}"),
         ("live programs", f"{load.live:.0f}", "as given" if load.programs else lives),
         ("live KV", text_of(found.live_bytes), "programs x KV of a context"),
         ("of it in VRAM", f"{found.share_vram:.0%}", f"{found.num_in_vram} programs"),
-        ("dram_bytes", _gib(found.dram_bytes), why),
     ]
     if not found.dram_bytes:
-        return lines, "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
+        none = ("dram_bytes", "0 GiB", f"{FILL:.0%} of VRAM's KV space holds all")
+        return [*lines, none], "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
     loads, stores = (f"{rate / 1e9:.2f} GB/s" for rate in (found.loads, found.stores))
     link = f"{place.pcie / 1e9:g} GB/s"
     lines += [
+        ("dram_bytes", _gib(found.dram_bytes), f"live KV / {FILL:g}, rounded up"),
         ("turns", f"{load.turns_per_s:.2f}/s", f"programs / ({mean})"),
         ("loads per GPU", loads, f"turns not in VRAM x context{gpus}"),
         ("stores per GPU", stores, f"turns x {load.new_tokens:,} new{gpus}"),
