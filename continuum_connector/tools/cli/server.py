@@ -62,19 +62,19 @@ class Server:
             try:
                 connection.request("GET", self._path + path, headers=self._headers)
                 response = connection.getresponse()
-                while len(content) <= MAX_BODY and (part := response.read1(1 << 16)):
+                while part := response.read1(1 << 16):
                     content += part
+                    if len(content) > MAX_BODY:
+                        raise ValueError(f"more than {MAX_BODY >> 20} MiB")
                     if time.monotonic() > until:
                         raise TimeoutError(f"not whole within {self._timeout_s:g} s")
-                if response.length and len(content) <= MAX_BODY:
+                if response.length:
                     raise http.client.IncompleteRead(bytes(content), response.length)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = str(error) or type(error).__name__
                 raise ToldError(
                     f"no answer from {self.url} ({why}); is the server up, and is this its address?"
                 ) from None
-        if len(content) > MAX_BODY:
-            raise ToldError(f"{self.url}{path} has more than {MAX_BODY >> 20} MiB; is this vLLM?")
         return response.status, bytes(content)
 
 

@@ -82,23 +82,21 @@ class Watch:
 
     def __init__(self, server: Server) -> None:
         self.shown: tuple[Scrape, Scrape] | None = None
-        self.trouble = ""
+        self.trouble = self._gone_at = ""
         self._server = server
         self._scrapes: deque[Scrape] = deque()
-        self._gone_at: tuple[str, float] | None = None
 
     def look(self, now: float, wall: str) -> None:
         """Scrape once. `now`: monotonic seconds. `wall`: the time of day."""
         try:
             found = self._server.scrape(now)
         except ToldError as error:
-            at, since = self._gone_at = self._gone_at or (wall, now)
-            gone = f"So since {at}, for {now - since:.0f} s by now; asking again."
-            self.trouble = f"{shown(str(error))}\n{gone}"
+            self._gone_at = self._gone_at or wall
+            self.trouble = f"{shown(str(error))}\nSo since {self._gone_at}; asking again."
             return
         if self._gone_at:  # what happened while it was gone is no rate of now
             self._scrapes.clear()
-            self.trouble, self._gone_at = "", None
+            self.trouble = self._gone_at = ""
         self._scrapes.append(found)
         while len(self._scrapes) > 2 and self._scrapes[1].at <= now - WINDOW_S:
             self._scrapes.popleft()
@@ -114,7 +112,6 @@ WHERE = {"vram": ("VRAM", "cyan"), "dram": ("DRAM", "magenta"), "disk": ("disk",
 BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
 NUM_WORST = 3
 SLOW_S = 1.0  # how long a disk may owe an answer before the screen says so
-SLOW_HOOKS = 0.05  # of the time
 
 Facts = list[str]  # what a row says, in rich's markup; an empty one is left out
 Part = tuple[str, float, str]  # of a bar: its name, its share of the whole, its colour
@@ -170,9 +167,9 @@ def _tier(now: Scrape, tier: str, up: list[float], more: Facts) -> Facts:
         key = f"continuum_{tier}_bytes".upper()
         return [f"[dim]none: the log says why; {key} sets its size[/]"]
     capacity = now.total(f"continuum:{tier}_capacity_blocks")
-    used = ratio(now.total(f"continuum:{tier}_blocks"), capacity)
+    used = ratio(now.total(f"continuum:{tier}_blocks"), capacity) or 0.0
     return [
-        _bar([(tier, used or 0.0, WHERE[tier][1])]),
+        _bar([(tier, used, WHERE[tier][1])]),
         _percent(used),
         size(now.total(f"continuum:{tier}_used_bytes")),
         *more,
@@ -251,9 +248,7 @@ def _rates(now: Scrape, added: Scrape) -> dict[str, Facts]:
         "stores": _copies("store", "continuum:stored_bytes_total", now, added),
         "loads": _copies("load", "continuum:loaded_bytes_total", now, added),
         "lost by": _worst(now.by("continuum:outcomes_total", "decision_outcome")),
-        "our hooks": [
-            _styled(f"{100 * busy:.2g} % of the time", "red" if busy > SLOW_HOOKS else "")
-        ],
+        "our hooks": [f"{100 * busy:.2g} % of the time"],
     }
 
 
@@ -275,7 +270,7 @@ def _gate(now: Scrape) -> Facts:
     if not (under_way or held or let_in):
         return []
     wanted = ratio(now.total("continuum:working_set_blocks"), now.total("continuum:vram_blocks"))
-    wants = f"want {_percent(wanted)} of VRAM a cycle"
+    wants = f"want {_percent(wanted or 0.0)} of VRAM a cycle"
     why = (f"{name(reason)} {num:,.0f}" for reason, num in let_in)
     return [f"{under_way:,.0f} under way", wants, f"{held:,.0f} held", *why]
 
@@ -335,7 +330,5 @@ def _bar(parts: Iterable[Part]) -> str:
     return f"{bar}[dim]{'░' * left}[/]"
 
 
-def _percent(share: float | None) -> str:
-    if share is None:
-        return "-"
+def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
