@@ -157,7 +157,7 @@ MAY_IMPORT = {  # what each room, a folder or a file, may import besides itself 
         *("vllm/proven", "switch_endpoint", "observe/trace", "memory"),
     },
     "vllm/plugin": {"vllm/attach", "vllm/touched"},
-    "tools/analysis": {"observe/trace", "forecast", "memory", "files"},
+    "tools/analysis": {"observe/trace", "memory", "files"},
     "tools/checks": {
         *("vllm/plugin", "vllm/proven", "vllm/pretend"),
         *("vllm/planned", "scheduler/kv_groups"),

@@ -258,7 +258,6 @@ class Records:
             outcome=outcome,
             next_turn=None if found is None else found.turn,
             gap_s=one.gap_s,
-            open_s=now - one.decided,
             horizon_s=one.horizon_s,
             p=one.p,
             kept_tokens=one.kept_tokens,

@@ -97,7 +97,8 @@ def play(
 
 def _fault(played: Played, rung: bool, output: str) -> str:
     told = played.out + played.err
-    lines = played.err.strip().splitlines()
+    # A full output that is none of the system's cannot be dropped, so it is told again.
+    lines = dict.fromkeys(played.err.strip().splitlines())
     if played.code not in CODES:
         return f"exit code {played.code}: {played.err[-300:]}"
     if "Traceback (most" in told:

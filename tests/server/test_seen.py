@@ -101,7 +101,8 @@ def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) ->
     def agrees() -> bool:
         """Every turn and every block is in the sums, as /metrics has them."""
         source, metric = Source(path), agents.metric
-        num = analyze.summarize(source).num
+        summary = analyze.summarize(source)
+        num, num_stored = summary.num, summary.num["DRAM"]["blocks stored"]
         return source.num_bad == 0 and all(
             counted == metric(f"continuum:{name}_total", **labels)
             for name, labels, counted in (
@@ -111,8 +112,8 @@ def test_the_trace_is_analyzed_and_explained_without_loss(agents: VllmServer) ->
                 ("prompt_tokens", {}, num["all prompts"]["tokens"]),
                 ("hit_tokens", {"tier": "vram"}, num["all prompts"]["vram"]),
                 ("hit_tokens", {"tier": "dram"}, num["all prompts"]["dram"]),
-                ("stored_blocks", {}, num["blocks"]["store"]),
-                ("stored_bytes", {}, num["bytes"]["store"]),
+                ("stored_blocks", {}, num_stored),
+                ("stored_bytes", {}, num_stored * summary.block_bytes),
                 ("pins_ended", {}, num["pins ended"].total()),
             )
         )

@@ -13,18 +13,14 @@ import pytest
 pytest.importorskip("typer")
 from continuum_connector.errors import ToldError
 from continuum_connector.observe.trace import EVENTS
-from continuum_connector.tools.analysis import summary
 from continuum_connector.tools.analysis.source import Source
-from continuum_connector.tools.analysis.summary import Summary, spread
+from continuum_connector.tools.analysis.summary import spread
 from continuum_connector.tools.cli.convert import KEYS, write_original
 from tests.narrow import last_words
 from tests.unit.test_explain import record, run, small, write
 
-COSTS = {"prefill": 1.0, "price": 0.01, "mean_blocks": 20.0}
-COSTS |= {"waiting": 1, "running": 1, "vram_blocks": 100}  # a prefill delays three turns
-NO_TIER = {**COSTS, "load": None, "residence": None}  # infinite
-TIER = {**COSTS, "load": 1.5, "residence": 100.0}
-PIN = {"decision": "pin", "ttl_s": 4.0, "then": "drop", "blocks": 10, "known": NO_TIER}
+KNOWN = {"prefill": 1.0, "price": 0.01, "load": 1.5, "waiting": 1}
+PIN = {"decision": "pin", "ttl_s": 4.0, "then": "drop", "blocks": 10, "known": KNOWN}
 
 
 def admit(now: float, program: str, turn: int, waited: float, tokens: int, *hits: int) -> Any:
@@ -37,16 +33,14 @@ def admit(now: float, program: str, turn: int, waited: float, tokens: int, *hits
     return record("admit", now, program, **fields)
 
 
-def outcome(now: float, program: str, turn: int, what: str, p: float, gap: float | None) -> Any:
+def outcome(now: float, program: str, turn: int, what: str) -> Any:
     decision, result = what.split()
-    fields: dict[str, Any] = {"turn": turn, "decision": decision, "outcome": result, "p": p}
-    horizon = 4.0 if decision == "pin" else 100.0
-    return record("outcome", now, program, **fields, gap_s=gap, horizon_s=horizon, open_s=900.0)
+    return record("outcome", now, program, turn=turn, decision=decision, outcome=result)
 
 
 def by_hand() -> list[dict[str, Any]]:
     """A: a pin in time, a pin for nobody. B: freed and lost, offloaded and found, done."""
-    let_go = {"blocks": 10, "known": TIER}
+    let_go = {"blocks": 10, "known": KNOWN}
     return [
         {"t": 1e9, "now": 0.0, "event": "start", "policy": "adaptive", "block_bytes": 1000},
         record("arrive", 0.0, "A", turn=1),
@@ -57,25 +51,25 @@ def by_hand() -> list[dict[str, Any]]:
         record("decision", 6.0, "B", turn=1, tokens=220, decision="free", **let_go),
         record("return", 7.0, "A", turn=2),
         admit(7.5, "A", 2, 0.5, 150, 100, 20),
-        outcome(7.5, "A", 1, "pin in_time", 0.75, 2.0),
+        outcome(7.5, "A", 1, "pin in_time"),
         record("pin_end", 7.5, "A", cause="returned", held_s=2.5, blocks=10),
         record("decision", 9.0, "A", turn=2, tokens=160, **PIN),
         record("pin_end", 13.0, "A", cause="expired", held_s=4.0, blocks=10),
         record("arrive", 16.0, "B", turn=2),
         admit(17.0, "B", 2, 1.0, 300),
-        outcome(17.0, "B", 1, "free recomputed", 0.95, 10.0),
+        outcome(17.0, "B", 1, "free recomputed"),
         record("decision", 20.0, "B", turn=2, tokens=310, decision="offload", **let_go),
         record("store", 20.5, "B", blocks=8, outcome="done"),
         record("arrive", 23.0, "B", turn=3),
         admit(23.0, "B", 3, 0.0, 400, 0, 300),
-        outcome(23.0, "B", 2, "offload in_dram", 0.95, 3.0),
+        outcome(23.0, "B", 2, "offload in_dram"),
         record("load", 23.1, "B", blocks=6, outcome="done"),
         record("load", 23.2, "B", blocks=3, outcome="failed"),
         record("decision", 25.0, "B", turn=3, tokens=410, decision="free", **let_go),
-        outcome(25.0, "B", 3, "free done", 0.0, None),
+        outcome(25.0, "B", 3, "free done"),
         record("arrive", 25.0, "anonymous:1", turn=1),
         record("decision", 25.0, "anonymous:1", turn=1, decision="free"),
-        outcome(909.0, "A", 2, "pin never", 0.85, None),
+        outcome(909.0, "A", 2, "pin never"),
     ]
 
 
@@ -96,8 +90,7 @@ def test_every_number_of_a_small_trace_is_the_one_computed_by_hand(trace: Path) 
     assert found["file"] == "trace.jsonl"
     assert found["JCT"] == pytest.approx(
         # A: 9 - 0, B: 25 - 2
-        {"programs": 2, "mean": 16, "p50": 16, "p90": 21.6, "p95": 22.3, "p99": 22.86}
-        | {"min": 9, "max": 23}
+        {"mean": 16, "p50": 16, "p90": 21.6, "p95": 22.3, "p99": 22.86, "min": 9, "max": 23}
     )
     assert found["turn"]["mean"] == pytest.approx((5 + 2 + 4 + 4 + 2 + 0) / 6)
     assert found["queueing"]["mean"] == pytest.approx((1 + 0.5 + 0 + 1 + 0) / 5)
@@ -112,10 +105,7 @@ def test_every_number_of_a_small_trace_is_the_one_computed_by_hand(trace: Path) 
         | {"save ratio": (120 + 0 + 300) / (120 + 220 + 310)}
     )
     assert found["decisions"] == {"pin": 2, "offload": 1, "free": 3}
-    assert found["pins ended"] == pytest.approx(
-        {"expired": 1, "returned": 1, "held, mean": 3.25, "block-seconds": 65}
-        | {"of them until a return": 25 / 65}
-    )
+    assert found["pins ended"] == {"expired": 1, "returned": 1, "held, mean": 3.25}
     assert found["DRAM"] == pytest.approx(
         {"blocks stored": 8, "blocks loaded": 6, "read back": 0.75, "transfers not done": 1}
         | {"bytes out": 8000, "bytes in": 6000}
@@ -144,42 +134,6 @@ def test_a_disk_has_its_numbers_where_there_is_one(tmp_path: Path) -> None:
     assert "hit ratio, disk" not in without["all prompts"]
 
 
-def test_regret_is_the_one_computed_by_hand(trace: Path) -> None:
-    found = numbers(trace)
-    # k = 10 / 20, 3 s to compute over all turns, 1.5 s to load; a pin costs 0.1 s a second.
-    # A1 pin in time: the best. A2 pin for nobody: 4 s * 0.1. B1 free, back after 10 s:
-    # offload 0.5 * 1.5, pin 0.5 * 3 - 1.0. B2 offload, back after 3 s: pin 1.5 - 0.3, had 0.75.
-    assert found["regret"] == pytest.approx(
-        {"decisions judged": 4, "not judged": 0, "best kind chosen": 0.25, "per decision": 0.4}
-        | {"in all": 1.6, "per pin": 0.2, "per offload": 0.45, "per free": 0.75}
-    )
-    costly = [(each["program"], each["turn"]) for each in found["costliest"]]
-    assert costly == [("B", 1), ("B", 2), ("A", 2), ("A", 1)]
-
-
-@pytest.mark.parametrize("known", [{"prefill": 0.0}, {"prior": True}])
-def test_what_nobody_can_judge_is_left_out(tmp_path: Path, known: dict[str, Any]) -> None:
-    records = by_hand()
-    records[-1]["open_s"] = 3.0  # the server stopped before the pin's 4 s were over
-    found = numbers(write(tmp_path / "trace.jsonl", records))
-    assert found["regret"]["not judged"] == 1
-    records[11]["known"] = {**NO_TIER, **known}  # not measured yet
-    records[-1]["open_s"] = 900.0
-    found = numbers(write(tmp_path / "trace.jsonl", records))
-    assert found["regret"]["not judged"] == 1
-
-
-def test_turns_side_by_side_and_turns_that_go_another_way_are_judged_as_what_they_are(
-    tmp_path: Path,
-) -> None:
-    records = by_hand()
-    records[9]["outcome"] = "diverged"  # a pin for a turn that could not use it: 4 s * 0.1
-    records[-1]["outcome"] = "superseded"
-    found = numbers(write(tmp_path / "trace.jsonl", records))
-    assert found["regret"]["per pin"] == pytest.approx(0.4)
-    assert found["regret"]["not judged"] == 1
-
-
 def test_two_traces_are_two_columns(trace: Path, tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", small())
     result = run("analyze", str(trace), str(other))
@@ -187,9 +141,8 @@ def test_two_traces_are_two_columns(trace: Path, tmp_path: Path) -> None:
     lines = [[cell.strip() for cell in line.split("│")] for line in result.output.splitlines()]
     assert ["trace", "policy", "adaptive", "adaptive"] in lines
     assert ["", "programs", "2", "2"] in lines
-    assert ["JCT", "programs", "2", "2"] in lines
+    assert ["JCT", "mean", "16 s", "3 s"] in lines
     assert ["", "save ratio", "64.6 %", "99.9 %"] in lines
-    assert "Costliest decisions: trace.jsonl" in result.output
     assert "\x1b" not in result.output
 
 
@@ -213,7 +166,7 @@ def test_a_restart_ends_what_was_under_way(tmp_path: Path) -> None:
 def test_odd_fields_and_half_a_trace_raise_nothing(tmp_path: Path, value: Any) -> None:
     kept = ("event", "now", "program")
     odd = [{k: v if k in kept else value for k, v in each.items()} for each in by_hand()]
-    nested = [{**each, "known": dict.fromkeys(TIER, value)} for each in by_hand()]
+    nested = [{**each, "known": dict.fromkeys(KNOWN, value)} for each in by_hand()]
     for records in (odd, nested, by_hand()[9:], by_hand()[::-1]):
         path = write(tmp_path / "trace.jsonl", records)
         assert run("analyze", str(path)).exit_code == 0
@@ -228,23 +181,10 @@ def test_names_are_shown_as_they_are(trace: Path) -> None:
 
 # --- sums and percentiles ---------------------------------------------------------------------
 def test_percentiles_are_interpolated() -> None:
-    assert spread([], low=0.25) == dict.fromkeys([*summary.QUANTILES, "mean", "low"])
-    found = spread(range(999, -1, -1), low=0.25, min=0.0, max=1.0)
-    assert [found[name] for name in ("p50", "low", "min", "max")] == [499.5, 249.75, 0, 999]
-    assert found["mean"] == 499.5
-
-
-def test_of_many_decisions_the_costliest_are_kept() -> None:
-    one = Summary()
-    for i in range(100):
-        one.add(record("arrive", float(i), f"p{i}", turn=1))
-        one.add(record("decision", i + 0.5, f"p{i}", turn=1, **{**PIN, "ttl_s": 1.0 + i}))
-        late = outcome(i + 900.0, f"p{i}", 1, "pin never", 0.5, None)
-        one.add({**late, "horizon_s": 1.0 + i})
-    one.finish()
-    samples = one.samples["JCT"], one.samples["regret per pin"]
-    assert one.num["trace"]["programs"] == len(samples[0]) == len(samples[1]) == 100
-    assert [each.program for each in one.worst] == ["p99", "p98", "p97", "p96", "p95"]
+    assert spread([]) == dict.fromkeys(["mean", "p50", "p90", "p95", "p99"])
+    found = spread(range(999, -1, -1))
+    assert (found["mean"], found["p50"], found["p90"]) == (499.5, 499.5, pytest.approx(899.1))
+    assert {*spread([7.0]).values()} == {7.0}
 
 
 # --- the original recorder's format --------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("typer")
 from typer.testing import CliRunner, Result
 
-from continuum_connector.programs.program import IdentitySource, program_key
+from continuum_connector.programs.program import program_key
 from continuum_connector.tools.cli import explain as command
 from continuum_connector.tools.cli.app import app
 
@@ -82,7 +82,7 @@ def run(*line: str, columns: int = 100) -> Result:
 
 
 GOLDEN = """\
-job:p  2 turns in 5.5 s · of 1,690 prompt tokens 896 in VRAM, 0 in DRAM · 1 in time · 1 done
+job:p  2 turns in 5.5 s · of 1,690 prompt tokens 896 in VRAM · 1 in time · 1 done
 
 0.00 s  turn 1  arrived: 790 tokens
 0.25 s          ran after 0.25 s of waiting: 96 in VRAM, 694 to compute
@@ -96,9 +96,8 @@ job:p  2 turns in 5.5 s · of 1,690 prompt tokens 896 in VRAM, 0 in DRAM · 1 in
 4.00 s  turn 2  arrived: back after 2 s, 900 tokens, its pin waits for it
 4.00 s          ran after 3 ms of waiting: 800 in VRAM, 100 to compute
                 of these 704 only we kept, 96 stock vLLM would have kept too
-4.00 s          turn 1's pin served: it was in time; of its tokens 800 were in VRAM, 0 in DRAM, 0
-                lost; 704 only we kept, 96 stock vLLM would have kept too; about 1.32 s of prefill
-                saved, 0 s repeated
+4.00 s          turn 1's pin served: it was in time; 0 of its tokens were lost; about 1.32 s of
+                prefill saved, 0 s repeated
 4.00 s          pin ended after 2 s: returned
 5.50 s          ended with 0 tokens; let go: last turn of its program
 5.50 s          turn 2: nothing more is needed of it
@@ -150,9 +149,7 @@ def test_what_a_disk_brought_is_told_beside_the_other_tiers(tmp_path: Path) -> N
     assert "32 blocks read from disk in 0.5 s" in said
     assert "16 blocks not read from disk: failed (corrupt)" in said
     assert "ran after 1 s of waiting: 100 in VRAM, 200 in DRAM, 500 on disk, 100 to compute" in said
-    assert (
-        "turn 1 was on disk; of its tokens 100 were in VRAM, 200 in DRAM, 500 on disk, 20" in said
-    )
+    assert "turn 1 was on disk; 20 of its tokens were lost" in said
     every = run("explain", "--trace", str(path), columns=200).output
     assert "offload           in disk" in every
 
@@ -164,20 +161,11 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(trace: Path, col
     assert result.output.split() == GOLDEN.split()
 
 
-def test_programs_read_it_as_json(trace: Path) -> None:
-    told = json.loads(run("explain", "p", "--trace", str(trace), "--json").output)
-    assert told[0]["seconds"] == 0.0
-    assert told[-1]["seconds"] == pytest.approx(5.5)
-    assert told[-1]["text"] == "turn 2: nothing more is needed of it"
-    assert all(each["record"]["event"] for each in told)
-
-
 def test_who_is_not_there_is_answered_with_those_who_are(trace: Path) -> None:
     result = run("explain", "othr", "--trace", str(trace))
     assert result.exit_code == 1
     said = " ".join(result.output.split())
-    assert "no program 'othr' is in the trace; did you mean job:other?" in said
-    assert "Those with most turns: job:p, job:other" in said
+    assert "no program 'othr' is in the trace; those with most turns: job:p, job:other" in said
 
 
 def test_an_id_that_several_namespaces_have_is_asked_for_in_full(tmp_path: Path) -> None:
@@ -263,15 +251,6 @@ def test_without_a_program_every_decision_is_a_line_with_what_came_of_it(tmp_pat
     ]
 
 
-def test_the_log_as_json_pairs_records(tmp_path: Path) -> None:
-    result = run("explain", "--json", "--trace", str(write(tmp_path / "trace.jsonl", small())))
-    pairs = [json.loads(each) for each in result.output.splitlines()]
-    assert [pair["outcome"] and pair["outcome"]["outcome"] for pair in pairs] == [
-        *("in_time", None, "done")
-    ]
-    assert all(pair["decision"]["event"] == "decision" for pair in pairs)
-
-
 def test_a_trace_in_which_nothing_was_decided_says_so(tmp_path: Path) -> None:
     result = run("explain", "--trace", str(write(tmp_path / "trace.jsonl", small()[:3])))
     assert result.exit_code == 1
@@ -321,8 +300,8 @@ def test_80_columns_have_what_was_decided_and_what_came_of_it(tmp_path: Path) ->
     0.00s job:p               1      801 pin 4 s, copy     in time      1.32 s
     1.50s job:other           1        0 free              (open)
     3.50s job:p               2        0 free              done
-9,864.54s codex:…1b2f47f3e 4321  131,072 pin 0.905 s, copy switched off -0.264 s
-   19865s codex:…1b2f47f3e 4322  131,072 offload           (open)
+9,864.54s codex:01…2f47f3e 4321  131,072 pin 0.905 s, copy switched off -0.264 s
+   19865s codex:01…2f47f3e 4322  131,072 offload           (open)
 """
     )
 
@@ -337,14 +316,14 @@ def test_a_pipe_and_a_wide_terminal_show_whole_names(
     assert CliRunner().invoke(app, ["explain", "--trace", str(path)]).output == wide
 
 
-def test_a_shortened_name_keeps_its_namespace_and_is_understood(tmp_path: Path) -> None:
+def test_a_shortened_name_keeps_its_beginning_and_end_and_is_understood(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.jsonl", [*small(), *busy()])
     for room in (16, 24):
         name = command.short(LONG, room)
         assert len(name) == room
-        assert name.startswith("codex:…")
+        assert name.startswith("codex:01")
         assert run("explain", name, "--trace", str(path)).output.startswith(LONG)
-    assert command.short("x" * 20, 16) == "…" + "x" * 15
+    assert command.short("x" * 20, 16) == "x" * 8 + "…" + "x" * 7
     assert len(command.short(f"{'n' * 40}:id", 16)) == 16
 
 
@@ -376,21 +355,15 @@ def test_a_whole_name_wins_over_a_longer_one_that_begins_with_it(tmp_path: Path)
 @pytest.mark.parametrize(
     ("sources", "said"),
     [
-        (["vendor"], "named by a header or field of its agent or gateway"),
-        (["session_id", "session_id"], "named by session_id or X-Session-ID"),
-        (["none", "lineage"], "no id: known by lineage"),
-        (["lineage", "job_id"], "no id: known by lineage · named by job_id or program_id"),
-        (["none"], "no id, and nothing went on from it"),
+        (["session_id", "session_id"], "named by session_id"),
+        (["lineage", "job_id"], "named by lineage, job_id"),
+        ([], "0 turns in"),
     ],
 )
 def test_a_life_begins_with_where_the_id_came_from(
     tmp_path: Path, sources: list[str], said: str
 ) -> None:
     turns = [record("arrive", float(n), turn=n, source=each) for n, each in enumerate(sources, 1)]
-    path = write(tmp_path / "trace.jsonl", turns)
+    path = write(tmp_path / "trace.jsonl", turns or [record("arrive", 1.0, turn=1)])
     first = run("explain", "job:p", "--trace", str(path), columns=200).output.splitlines()[0]
-    assert first.startswith(f"job:p  {said} · 0 turns in")
-
-
-def test_every_source_of_an_id_has_its_words() -> None:
-    assert {each.value for each in IdentitySource} == {*command.NAMED_BY}
+    assert first.startswith(f"job:p  {said}")

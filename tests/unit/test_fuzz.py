@@ -105,7 +105,7 @@ def test_an_address_with_brackets_keeps_them() -> None:
 
 def test_an_answer_that_trickles_ends_with_the_time(hostile: Servers) -> None:
     with pytest.raises(ToldError, match=r"not whole within 0\.2 s"):
-        Server(f"{hostile.base}/drip", timeout_s=0.2).exposition()
+        Server(f"{hostile.base}/drip", timeout_s=0.2).scrape(0.0)
 
 
 def test_an_answer_without_end_is_read_no_further(
@@ -113,7 +113,7 @@ def test_an_answer_without_end_is_read_no_further(
 ) -> None:
     monkeypatch.setattr(server, "MAX_BODY", 1 << 20)
     with pytest.raises(ToldError, match="more than 1 MiB"):
-        Server(f"{hostile.base}/endless", timeout_s=600.0).exposition()
+        Server(f"{hostile.base}/endless", timeout_s=600.0).scrape(0.0)
 
 
 # --- endings ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -125,30 +125,13 @@ def part(record: Record, key: str) -> Record:
     return value if isinstance(value, dict) else {}
 
 
-class Hits(NamedTuple):
-    """Tokens found, by where they were."""
-
-    vram: int
-    dram: int
-    disk: int
+def tiers(record: Record) -> dict[str, int]:
+    """Tokens found, by where they were; 0 for each tier that the record does not name."""
+    return {tier: count(part(record, "hit_tokens"), tier) for tier in ("vram", "dram", "disk")}
 
 
-def tiers(record: Record) -> Hits:
-    """The hits in a record; 0 for each tier that it does not name."""
-    hits = part(record, "hit_tokens")
-    return Hits(*(count(hits, name) for name in Hits._fields))
-
-
-class Kept(NamedTuple):
-    """Tokens by who kept them (`against_stock` of a record): only we, stock vLLM as well, or only
-    stock would have."""
-
-    only_ours: int
-    stock_too: int
-    only_stock: int
-
-
-def against_stock(record: Record) -> Kept | None:
-    """What the record says of stock vLLM; None if it does not, as where nobody knows."""
+def against_stock(record: Record) -> dict[str, int]:
+    """Tokens by who kept them: only we, stock vLLM as well, or only stock would have. Empty if the
+    record does not say, as where nobody knows."""
     told = part(record, "against_stock")
-    return Kept(*(count(told, name) for name in Kept._fields)) if told else None
+    return {of: count(told, of) for of in ("only_ours", "stock_too", "only_stock") if told}

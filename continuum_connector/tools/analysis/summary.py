@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from continuum_connector.forecast import came_true
 from continuum_connector.memory import size
 from continuum_connector.tools.analysis.source import (
     Record,
@@ -22,35 +19,20 @@ from continuum_connector.tools.analysis.source import (
     text,
     tiers,
 )
-from continuum_connector.tools.analysis.words import NOT_READ, ratio, seconds
+from continuum_connector.tools.analysis.words import COPIED, NOT_READ, ratio, seconds
 
-NUM_WORST = 5  # decisions that the report names, for `continuum explain`
 NOBODY = "anonymous:"  # prefix of the keys of programs that no client named
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-DECISIONS = ("pin", "offload", "free")
 
 
 @dataclass
 class _Program:
-    """One program under way. `arrivals`: those of its turns that have not ended; `open`: decisions
-    without an outcome yet, by turn."""
+    """One program under way. `arrivals`: those of its turns that have not ended."""
 
     first: float
     last_end: float | None = None
     arrivals: dict[int, float] = field(default_factory=dict)
     num_tokens: int = 0  # of its last turn: prompt, and output if the trace gives it
     num_turns: int = 0
-    open: dict[int, Record] = field(default_factory=dict)
-
-
-class Costly(NamedTuple):
-    """A decision that lost much. Sorts by its seconds."""
-
-    seconds: float
-    program: str
-    turn: int
-    decision: str
-    best: str
 
 
 class Summary:
@@ -61,12 +43,12 @@ class Summary:
     """
 
     def __init__(self) -> None:
-        self.starts: list[Record] = []
+        self.policies: dict[str, None] = {}
+        self.block_bytes = 0  # 0 if the file with the start is gone
         self.first, self.last = math.inf, -math.inf  # the first arrival, the last departure
         self.num: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.samples: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
         self.saved_s = self.lost_s = 0.0
-        self.worst: list[Costly] = []  # NUM_WORST, the worst first
         self._programs: dict[str, _Program] = {}
 
     def add(self, record: Record) -> None:
@@ -74,7 +56,8 @@ class Summary:
         event = text(record, "event")
         if event == "start":
             self.finish()
-            self.starts.append(record)
+            self.policies[text(record, "policy") or "unknown"] = None
+            self.block_bytes = count(record, "block_bytes")
         elif event in ("arrive", "return"):
             self._arrived(record)
         elif event == "admit":
@@ -84,11 +67,18 @@ class Summary:
         elif event == "decision":
             self._decided(record)
         elif event == "outcome":
-            self._closed(record)
+            self.num["outcomes"][f"{text(record, 'decision')} {text(record, 'outcome')}"] += 1
+            self.saved_s += number(record, "saved_s") or 0.0
+            self.lost_s += number(record, "lost_s") or 0.0
         elif event == "pin_end":
-            self._pin_ended(record)
-        elif event in ("store", "load", "write", "read"):
-            self._copied(event, record)
+            self.num["pins ended"][text(record, "cause") or "unpinned"] += 1
+            self.samples["held"].append(number(record, "held_s") or 0.0)
+        elif event in COPIED:
+            did, _, group = COPIED[event]
+            if text(record, "outcome") == "done":
+                self.num[group][f"blocks {did}"] += count(record, "blocks")
+            else:
+                self.num[group]["transfers not done"] += 1
 
     def finish(self) -> None:
         """The trace ends: count the programs under way as far as they got."""
@@ -113,8 +103,9 @@ class Summary:
         num, on_disk = count(record, "tokens"), part(record, "disk")
         _count_tokens(self.num["all prompts"], record)
         if why := text(on_disk, "not_read"):
-            self.num["not read"][why] += 1
-            self.num["left there"][why] += count(on_disk, "tokens")
+            name = f"not read as {NOT_READ.get(why, why)}"
+            self.num["disk"][f"turns, {name}"] += 1
+            self.num["disk"][f"tokens, {name}"] += count(on_disk, "tokens")
         if (waited_s := number(record, "waited_s")) is not None:
             self.samples["queueing"].append(waited_s)
         if (program := self._programs.get(text(record, "program"))) is not None:
@@ -124,6 +115,7 @@ class Summary:
 
     def _decided(self, record: Record) -> None:
         now, turn = record["now"], count(record, "turn")
+        self.num["trace"]["turns"] += 1
         self.num["decisions"][text(record, "decision")] += 1
         self.last = max(self.last, now)
         if (program := self._programs.get(text(record, "program"))) is None:
@@ -132,115 +124,18 @@ class Summary:
             self.samples["turn"].append(now - arrived)
         program.last_end = now
         program.num_tokens = count(record, "tokens") or program.num_tokens
-        program.open[turn] = record
-
-    def _closed(self, record: Record) -> None:
-        outcome = text(record, "outcome")
-        self.num["outcomes"][f"{text(record, 'decision')} {outcome}"] += 1
-        self.saved_s += number(record, "saved_s") or 0.0
-        self.lost_s += number(record, "lost_s") or 0.0
-        key, turn = text(record, "program"), count(record, "turn")
-        program = self._programs.get(key)
-        decision = program.open.pop(turn, None) if program else None
-        if outcome == "done":  # a last turn left nothing to choose
-            return
-        gap_s, horizon_s = number(record, "gap_s"), number(record, "horizon_s")
-        # Turns in parallel say nothing of a gap, nor does one that nobody was there to see.
-        is_known = (
-            horizon_s is not None
-            and outcome not in ("superseded", "switched_off")
-            and came_true(gap_s, number(record, "open_s") or 0.0, horizon_s) is not None
-        )
-        if outcome == "diverged":  # what it does not continue is of no use, whenever it comes
-            gap_s = None
-        judged = regret(decision, gap_s) if decision and is_known else None
-        if judged is None:
-            self.num["regret"]["not judged"] += 1
-            return
-        lost_s, chosen, best = judged
-        self.samples[f"regret per {chosen}"].append(lost_s)
-        self.num["regret"]["decisions judged"] += 1
-        self.num["regret"]["best kind chosen"] += chosen == best
-        costly = [*self.worst, Costly(lost_s, key, turn, chosen, best)]
-        self.worst = heapq.nlargest(NUM_WORST, costly)
-
-    def _pin_ended(self, record: Record) -> None:
-        cause, held_s = text(record, "cause") or "unpinned", number(record, "held_s")
-        self.num["pins ended"][cause] += 1
-        if held_s is not None:
-            self.samples["held"].append(held_s)
-            in_vain = "returned" if cause == "returned" else "in vain"
-            self.samples[f"block-seconds, {in_vain}"].append(held_s * count(record, "blocks"))
-
-    def _copied(self, way: str, record: Record) -> None:
-        if text(record, "outcome") != "done":
-            self.num["not done"][way] += 1
-            return
-        of_block = count(self.starts[-1], "block_bytes") if self.starts else 0
-        self.num["blocks"][way] += count(record, "blocks")
-        self.num["bytes"][way] += count(record, "blocks") * of_block
 
 
 def _count_tokens(into: Counter[str], record: Record, had: int = 0) -> None:
     """Add a prompt: its tokens, those found by tier, and by who kept them if the trace says it.
     `had`: those that the program had computed before, as far as the prompt can share them."""
-    hits = tiers(record)
-    into.update(hits._asdict(), tokens=count(record, "tokens"))
-    into.update(had=had, saved=min(sum(hits), had))
-    if (kept := against_stock(record)) is not None:
-        into.update(kept._asdict(), told=1)
-
-
-# --- in hindsight ---------------------------------------------------------------------------
-def regret(decision: Record, gap_s: float | None) -> tuple[float, str, str] | None:
-    """Seconds that a decision lost once its program came back after `gap_s` seconds (None: never),
-    what was chosen, and what was best. None if the record does not say what was at stake: a prefill
-    of 0 s, or from a prior, was not measured.
-
-    Worth is net seconds that all programs together gain, by the costs and prices known at the
-    decision, with the formulas of policy/adaptive.py and certainty instead of chances:
-
-        free            0
-        offload         k * max(0, N * prefill - load)   if back while DRAM has it, else 0
-        pin of TTL t    k * N * prefill - price * blocks * gap                 if back within t
-                        -price * blocks * t, plus the offload it was a part of, if not
-        the best pin    the one whose TTL is the gap
-
-    k = blocks / mean blocks of a turn, N = turns that a prefill delays; a load delays those that
-    wait behind it. Regret = worth of the best - worth of the chosen, never negative. A decision is
-    not blamed for what pressure did to its pin.
-    """
-    known, chosen = part(decision, "known"), text(decision, "decision")
-    prefill_s, load_s = number(known, "prefill"), number(known, "load")
-    if not prefill_s or known.get("prior") is True or chosen not in DECISIONS:
-        return None
-    gap, residence_s = math.inf if gap_s is None else gap_s, number(known, "residence")
-    blocks = count(decision, "blocks")
-    weight = blocks / max(number(known, "mean_blocks") or 1.0, 1.0)
-    prefill_s *= 1 + count(known, "waiting") + count(known, "running")
-    cost = (number(known, "price") or 0.0) * blocks  # of all its blocks, per second
-    stored, is_late = 0.0, math.isinf(gap) or (residence_s is not None and gap > residence_s)
-    if load_s is not None and not known.get("dram_refused") and not is_late:
-        load_s += number(known, "behind") or 0.0
-        stored = weight * max(0.0, prefill_s - load_s)
-
-    def pinned(ttl_s: float) -> float:
-        if math.isinf(gap) and math.isinf(ttl_s):
-            return -math.inf  # an endless pin for nobody
-        if gap <= ttl_s:
-            return weight * prefill_s - cost * gap
-        return (stored if text(decision, "then") == "store" else 0.0) - cost * ttl_s
-
-    worth = {"free": 0.0, "offload": stored, "pin": pinned(gap)}
-    best = max(worth, key=lambda name: worth[name])
-    had = pinned(number(decision, "ttl_s") or 0.0) if chosen == "pin" else worth[chosen]
-    # Rounded or altered numbers in the record must not make it negative.
-    return max(0.0, worth[best] - had), chosen, best
+    hits, kept = tiers(record), against_stock(record)
+    into.update(hits, tokens=count(record, "tokens"), told=len(kept))
+    into.update(kept, had=had, saved=min(sum(hits.values()), had))
 
 
 # --- as rows --------------------------------------------------------------------------------
 Value = float | str | None
-Part = tuple[str, str, Mapping[str, Value]]  # rows of a group that have one unit
 
 
 class Row(NamedTuple):
@@ -264,91 +159,50 @@ class Row(NamedTuple):
 def rows(of: Summary) -> dict[str, dict[str, Row]]:
     """Every row by group and name, in reading order."""
     found: defaultdict[str, dict[str, Row]] = defaultdict(dict)
-    parts = (_times(of), _decided(of), _copies(of), _judged(of))
-    for group, unit, values in itertools.chain(*parts):
+
+    def add(group: str, unit: str, values: Mapping[str, Value]) -> None:
         found[group].update((name, Row(value, unit)) for name, value in values.items())
-    return found
 
-
-def _times(of: Summary) -> Iterator[Part]:
-    policies = dict.fromkeys(text(start, "policy") or "unknown" for start in of.starts)
-    num, wall_s = of.num["trace"], of.last - of.first
-    policy: dict[str, Value] = {"policy": ", ".join(policies) or "unknown"}
-    programs = {name: num[name] for name in ("programs", "requests of nobody")}
-    yield "trace", "", policy | programs | {"turns": of.num["decisions"].total()}
-    yield "trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None}
-    yield "trace", "", {name: num[name] for name in ("preemptions", "lines skipped")}
-    yield "JCT", "", {"programs": len(of.samples["JCT"])}
-    yield "JCT", "s", spread(of.samples["JCT"], min=0.0, max=1.0)
-    for group in ("turn", "queueing"):
-        yield group, "s", spread(of.samples[group])
+    names = ("programs", "requests of nobody", "turns", "preemptions", "lines skipped")
+    wall_s = of.last - of.first
+    add("trace", "", {"policy": ", ".join(of.policies) or "unknown"})
+    add("trace", "", {name: of.num["trace"][name] for name in names})
+    add("trace", "s", {"wall time": wall_s if math.isfinite(wall_s) else None})
+    for group in ("JCT", "turn", "queueing"):
+        add(group, "s", spread(of.samples[group]))
+    jct = of.samples["JCT"]
+    add("JCT", "s", {"min": min(jct, default=None), "max": max(jct, default=None)})
     for group in ("all prompts", "returning turns"):
-        tokens = of.num[group]
-        names = {"vram": "hit ratio, VRAM", "dram": "hit ratio, DRAM"}
-        if tokens["disk"]:
-            names["disk"] = "hit ratio, disk"
-        if tokens["told"]:
-            names |= {"only_ours": "only we kept", "stock_too": "stock would have kept too"}
-            names["only_stock"] = "only stock would have kept"
-        yield group, "", {"tokens": tokens["tokens"]}
-        yield group, "%", {name: ratio(tokens[of], tokens["tokens"]) for of, name in names.items()}
-    yield "returning turns", "%", {"save ratio": ratio(tokens["saved"], tokens["had"])}
+        num = of.num[group]
+        shares = {"vram": "hit ratio, VRAM", "dram": "hit ratio, DRAM"}
+        if num["disk"]:
+            shares["disk"] = "hit ratio, disk"
+        if num["told"]:
+            shares |= {"only_ours": "only we kept", "stock_too": "stock would have kept too"}
+            shares["only_stock"] = "only stock would have kept"
+        add(group, "", {"tokens": num["tokens"]})
+        add(group, "%", {name: ratio(num[key], num["tokens"]) for key, name in shares.items()})
+    add("returning turns", "%", {"save ratio": ratio(num["saved"], num["had"])})
+    for group in ("decisions", "outcomes", "pins ended", "DRAM", "disk"):
+        add(group, "", dict(sorted(of.num[group].items())))
+    add("outcomes", "s", {"prefill saved, estimated": of.saved_s})
+    add("outcomes", "s", {"prefill repeated, estimated": of.lost_s})
+    held = of.samples["held"]
+    add("pins ended", "s", {"held, mean": ratio(sum(held), len(held))})
+    for group, out, back in (("DRAM", "stored", "loaded"), ("disk", "written", "read")):
+        blocks_out, blocks_in = (of.num[group][f"blocks {did}"] for did in (out, back))
+        add(group, "%", {"read back": ratio(blocks_in, blocks_out)})
+        add(group, "bytes", {"bytes out": blocks_out * of.block_bytes or None})
+        add(group, "bytes", {"bytes in": blocks_in * of.block_bytes or None})
+    return {group: found[group] for group in found if of.num[group] or of.samples[group]}
 
 
-def _decided(of: Summary) -> Iterator[Part]:
-    decisions, outcomes, pins = (of.num[group] for group in ("decisions", "outcomes", "pins ended"))
-    kinds = dict.fromkeys((*DECISIONS, *sorted(decisions)))
-    yield "decisions", "", {kind: decisions[kind] for kind in kinds}
-    if outcomes:
-        ranks = {kind: rank for rank, kind in enumerate(kinds)}
-        names = sorted(outcomes, key=lambda name: (ranks.get(name.split(" ")[0], len(ranks)), name))
-        yield "outcomes", "", {name: outcomes[name] for name in names}
-        saved = {"prefill saved, estimated": of.saved_s, "prefill repeated, estimated": of.lost_s}
-        yield "outcomes", "s", saved
-    if pins:
-        held = of.samples["held"]
-        returned = sum(of.samples["block-seconds, returned"])
-        total = returned + sum(of.samples["block-seconds, in vain"])
-        yield "pins ended", "", dict(sorted(pins.items()))
-        yield "pins ended", "s", {"held, mean": ratio(sum(held), len(held))}
-        yield "pins ended", "", {"block-seconds": total or None}
-        yield "pins ended", "%", {"of them until a return": ratio(returned, total)}
-
-
-def _copies(of: Summary) -> Iterator[Part]:
-    """Rows on the copies to each tier and back."""
-    blocks, num_bytes, not_done = (of.num[group] for group in ("blocks", "bytes", "not done"))
-    tiers = [("DRAM", ("store", "stored"), ("load", "loaded"))]
-    if {"write", "read"} & {*blocks, *not_done}:
-        tiers.append(("disk", ("write", "written"), ("read", "read")))
-    for group, (out, stored), (back, loaded) in tiers:
-        yield group, "", {f"blocks {stored}": blocks[out], f"blocks {loaded}": blocks[back]}
-        yield group, "%", {"read back": ratio(blocks[back], blocks[out])}
-        for way, name in ((out, "bytes out"), (back, "bytes in")):
-            is_known = num_bytes[way] or not blocks[way]
-            yield group, "bytes", {name: num_bytes[way] if is_known else None}
-        yield group, "", {"transfers not done": not_done[out] + not_done[back]}
-    for why, num in sorted(of.num["not read"].items()):
-        name = f"not read as {NOT_READ.get(why, why)}"
-        yield "disk", "", {f"turns, {name}": num, f"tokens, {name}": of.num["left there"][why]}
-
-
-def _judged(of: Summary) -> Iterator[Part]:
-    num = of.num["regret"]
-    per = {name: of.samples[f"regret per {name}"] for name in DECISIONS}
-    total_s, judged = sum(map(sum, per.values())), num["decisions judged"]
-    yield "regret", "", {name: num[name] for name in ("decisions judged", "not judged")}
-    yield "regret", "%", {"best kind chosen": ratio(num["best kind chosen"], judged)}
-    in_all = {"per decision": ratio(total_s, judged), "in all": total_s if judged else None}
-    yield "regret", "s", in_all | {f"per {d}": sum(v) / len(v) for d, v in per.items() if v}
-
-
-def spread(values: Sequence[float], **more: float) -> dict[str, Value]:
-    """The mean and the QUANTILES, interpolated linearly; None without values."""
+def spread(values: Sequence[float]) -> dict[str, Value]:
+    """The mean and percentiles, interpolated linearly; None without values."""
     values = sorted(values)
     found: dict[str, Value] = {"mean": ratio(sum(values), len(values))}
-    for name, q in {**QUANTILES, **more}.items():
-        low, rest = divmod(q * (len(values) - 1), 1.0)
+    for percent in (50, 90, 95, 99):
+        low, rest = divmod(percent / 100 * (len(values) - 1), 1.0)
         pair = values[int(low) : int(low) + 2]
-        found[name] = pair[0] + rest * (pair[-1] - pair[0]) if pair else None
+        found[f"p{percent}"] = pair[0] + rest * (pair[-1] - pair[0]) if pair else None
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from continuum_connector.errors import shown
@@ -38,6 +38,12 @@ def seconds(value: float) -> str:
     return f"{value:,.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
 
 
+def where(hits: Mapping[str, int]) -> list[str]:
+    """Tokens found, by where they were (`tiers`); nothing of where there were none."""
+    places = {"vram": "in VRAM", "dram": "in DRAM", "disk": "on disk"}
+    return [f"{num:,} {places[tier]}" for tier, num in hits.items() if num]
+
+
 def ratio(part: float, whole: float) -> float | None:
     """A part of the whole, or a mean; None of nothing."""
     return part / whole if whole else None
@@ -62,8 +68,6 @@ PLAIN = {
     "disk_down": ("the disk tier went down", "bad"),
     "stop": ("the server stopped", "bad"),
 }
-
-
 LET_IN = {
     "fits": "now there is room for it",
     "empty": "nobody else was left",
@@ -75,11 +79,11 @@ EPOCHS = {
     "weights": "the weights changed",
     "version": "vLLM was told another weight version",
 }
-COPIED = {
-    "store": "stored in DRAM",
-    "load": "loaded from DRAM",
-    "write": "written to disk",
-    "read": "read from disk",
+COPIED = {  # what a transfer did, and where
+    "store": ("stored", "in", "DRAM"),
+    "load": ("loaded", "from", "DRAM"),
+    "write": ("written", "to", "disk"),
+    "read": ("read", "from", "disk"),
 }
 
 
@@ -110,7 +114,7 @@ def _told(event: str, record: Record) -> Said:
         off = "off: every pin ended, DRAM was emptied"
         yield f"the connector was switched {'on' if record.get('on') else off}", "bad"
     elif event in COPIED:
-        blocks, what = f"{count(record, 'blocks'):,} blocks", COPIED[event]
+        blocks, what = f"{count(record, 'blocks'):,} blocks", " ".join(COPIED[event])
         reasons, outcome = ", ".join(texts(record, "reasons")), text(record, "outcome")
         if outcome == "done":
             yield f"{blocks} {what} in {_of(record, 'seconds')}", "detail"
@@ -127,19 +131,22 @@ def _arrive(record: Record) -> Said:
     yield f"arrived: {back}{_tokens(record)}{pin}", ""
     if at := part(record, "diverged"):
         what = f" ({shown(text(at, 'part'))})" if text(at, "part") else ""
-        where = f"tokens {count(at, 'from'):,}..{count(at, 'to'):,} of {count(at, 'of'):,}{what}"
+        place = f"tokens {count(at, 'from'):,}..{count(at, 'to'):,} of {count(at, 'of'):,}{what}"
         again = f", {count(at, 'in_a_row')} times in a row" if count(at, "in_a_row") > 1 else ""
-        yield f"goes on, but differs within {where}{again}: nothing kept fits", "bad"
+        yield f"goes on, but differs within {place}{again}: nothing kept fits", "bad"
 
 
 def _admit(record: Record) -> Said:
-    hits, where = tiers(record), ("in VRAM", "in DRAM", "on disk")
-    parts = [f"{num:,} {of}" for num, of in zip(hits, where, strict=True) if num]
-    parts.append(f"{max(0, count(record, 'tokens') - sum(hits)):,} to compute")
+    hits, kept = tiers(record), against_stock(record)
+    missing = max(0, count(record, "tokens") - sum(hits.values()))
+    found = "".join(f"{each}, " for each in where(hits))
     waited_s = number(record, "waited_s") or 0.0
-    yield f"ran after {seconds(waited_s)} of waiting: {', '.join(parts)}", ""
-    if kept := _kept(record):
-        yield f"of these {kept}", "detail"
+    yield f"ran after {seconds(waited_s)} of waiting: {found}{missing:,} to compute", ""
+    if any(kept.values()):
+        ours, too, only = kept.values()
+        more = f"; {only:,} more only stock would have" if only else ""
+        said = f"of these {ours:,} only we kept, {too:,} stock vLLM would have kept too{more}"
+        yield said, "detail"
     on_disk = part(record, "disk")
     if why := text(on_disk, "not_read"):
         because = NOT_READ.get(why, shown(why))
@@ -147,16 +154,7 @@ def _admit(record: Record) -> Said:
             reading, prefill = _of(on_disk, "read_s"), _of(on_disk, "prefill_s")
             because = f"{prefill} of prefill, for all who wait for it, is cheaper than {reading}"
         had = f"disk had {count(on_disk, 'tokens'):,} of {_tokens(record)}; "
-        how = "" if why == "prefill" else " in full"
-        yield f"{had if why != 'down' else ''}not read{how}: {because}", "detail"
-
-
-def _kept(record: Record) -> str:
-    """Who kept the tokens that were found; "" if the record does not say."""
-    if (kept := against_stock(record)) is None or not any(kept):
-        return ""
-    words = f"{kept.only_ours:,} only we kept, {kept.stock_too:,} stock vLLM would have kept too"
-    return words + (f"; {kept.only_stock:,} more only stock would have" if kept.only_stock else "")
+        yield f"{had if why != 'down' else ''}not read in full: {because}", "detail"
 
 
 def _decision(record: Record) -> Said:
@@ -190,8 +188,6 @@ def _known(record: Record, known: Record) -> str:
     load = ", no DRAM tier" if number(known, "load") is None else f", {_of(known, 'load')} to load"
     prior = ", from a prior" if known.get("prior") is True else ""
     costs = f"{_of(known, 'prefill')} to compute{load}{prior}"
-    if not number(known, "prefill"):
-        costs = "what prefills cost is not measured yet"
     blocks = count(record, "blocks")
     price = f"{blocks:,} blocks cost the others {seconds((number(known, 'price') or 0.0) * blocks)}"
     median = f"half of such pauses are over after {_of(known, 'gap_p50')}{seen}"
@@ -219,12 +215,8 @@ def _outcome(record: Record) -> Said:
     outcome = text(record, "outcome")
     words, kind = _OUTCOMES.get(outcome, (f": {outcome}", ""))
     words = f"turn {count(record, 'turn')}{words}"
-    if "hit_tokens" in record:
-        vram, dram, disk = tiers(record)
-        below = f"{dram:,} in DRAM" + (f", {disk:,} on disk" if disk else "")
-        lost = f"{count(record, 'recomputed_tokens'):,} lost"
-        words += f"; of its tokens {vram:,} were in VRAM, {below}, {lost}"
-        words += _after("; ", _kept(record))
+    if "recomputed_tokens" in record:
+        words += f"; {count(record, 'recomputed_tokens'):,} of its tokens were lost"
         saved_s, lost_s = number(record, "saved_s"), number(record, "lost_s") or 0.0
         if saved_s or lost_s:
             saved = "" if saved_s is None else f"{seconds(saved_s)} of prefill saved, "

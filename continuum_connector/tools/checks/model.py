@@ -56,9 +56,7 @@ _WORDS = {
 
 def lines(machine: Machine, plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     """Will this model's turns be kept, and may they go to DRAM?"""
-    kv: Kv | Line | None = vllm.kv
-    if kv is None or plan.hides_its_model:
-        kv = _not_built(machine, plan, vllm)
+    kv = kv_of(machine, plan, vllm)
     if isinstance(kv, Line):
         yield kv
         # What is known without a model: its layers are taken for full attention.
@@ -106,11 +104,14 @@ def _server(plan: Plan, vllm: VllmSeen) -> Server:
     )
 
 
-def _not_built(machine: Machine, plan: Plan, vllm: VllmSeen) -> Kv | Line:
-    """What config.json alone says, where vLLM makes no KV cache of this model here; or why not."""
+def kv_of(machine: Machine, plan: Plan, vllm: VllmSeen) -> Kv | Line:
+    """What vLLM keeps of this model's tokens; where it makes no KV cache of it here, what
+    config.json alone says; or why nobody can tell."""
     if plan.hides_its_model:
         text = "only who runs it knows which; vLLM's own default is not what is meant"
         return unseen("model", text, "paste it with the model's name, or give --model")
+    if vllm.kv is not None:
+        return vllm.kv
     model = plan.model or vllm.model
     try:
         if not model:

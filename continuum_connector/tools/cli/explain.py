@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
@@ -17,7 +14,7 @@ from rich.text import Text
 
 from continuum_connector.errors import ToldError, shown
 from continuum_connector.tools.analysis.source import Record, Source, count, number, text, tiers
-from continuum_connector.tools.analysis.words import seconds, told
+from continuum_connector.tools.analysis.words import seconds, told, where
 from continuum_connector.tools.cli.terminal import terminal
 
 STYLES = {"good": "green", "bad": "yellow", "detail": "dim"}
@@ -31,7 +28,6 @@ def explain(
         str,
         typer.Argument(help="Its name in the trace or the id you sent, or how that begins."),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="JSON, for programs.")] = False,
 ) -> None:
     """Tell a program's life: what was found, decided, and why.
 
@@ -41,17 +37,9 @@ def explain(
     """
     source = Source(trace)
     if not program:
-        _list(source, as_json)
+        _list(source)
         return
     life = find(source, program)
-    if as_json:
-        begin = life[0]["now"]
-        lines = [
-            {"seconds": each.record["now"] - begin, "text": each.text, "record": each.record}
-            for each in told(life)
-        ]
-        print(json.dumps(lines, indent=1))
-        return
     console = terminal()
     console.print(_head(life), Text(), _timeline(life), sep="\n")
     if source.num_bad:
@@ -59,8 +47,7 @@ def explain(
 
 
 # --- which program --------------------------------------------------------------------------
-_LONG = 100  # leading characters of an id that identify a program for certain
-_SHORTENED = re.compile(r"(.+)~[0-9a-f]{32}").fullmatch  # a long id's key (programs/program.py)
+_LONG = 100  # leading characters of an id, which its key has whatever its length (program_key)
 
 
 def find(source: Source, wanted: str) -> list[Record]:
@@ -86,11 +73,13 @@ def choose(wanted: str, turns: Counter[str]) -> str:
 
     The connector puts a namespace before the ids that clients send (`job:x`), and another before
     that if they send a salt (`salted:1f..:job:x`): an id is understood with and without them. So is
-    "codex:…7f3e", as `short` writes names.
+    "codex:01…7f3e", as `short` writes names.
     """
     begin, _, end = wanted.partition("…")
-    found = [wanted] if wanted in turns else [key for key in turns if _is_named(key, wanted)]
-    ending = [key for key, _ in turns.most_common() if key.endswith(end)]
+    begin = begin[:_LONG]
+    most = [key for key, _ in turns.most_common()]
+    found = [wanted] if wanted in turns else [key for key in most if wanted in _ids(key)]
+    ending = [key for key in most if key.endswith(end)]
     found = found or [key for key in ending if any(i.startswith(begin) for i in _ids(key))]
     if len(found) == 1:
         return found[0]
@@ -98,16 +87,8 @@ def choose(wanted: str, turns: Counter[str]) -> str:
         more = f" and {len(found) - 5:,} more" if len(found) > 5 else ""
         any_of = f"any of {', '.join(found[:5])}{more}"
         raise ToldError(f"{wanted!r} may be {any_of}; give more of the name")
-    close = difflib.get_close_matches(wanted, [*turns][:5000], 5)
-    meant = f"; did you mean {', '.join(close)}?" if close else ";"
-    most = ", ".join(key for key, _ in turns.most_common(5)) or "none"
-    raise ToldError(f"no program {wanted!r} is in the trace{meant} Those with most turns: {most}")
-
-
-def _is_named(key: str, wanted: str) -> bool:
-    shortened = _SHORTENED(key)
-    begins = [each for each in _ids(shortened[1]) if len(each) >= _LONG] if shortened else []
-    return wanted in _ids(key) or wanted.startswith(tuple(begins))
+    busiest = ", ".join(most[:5]) or "none"
+    raise ToldError(f"no program {wanted!r} is in the trace; those with most turns: {busiest}")
 
 
 def _ids(key: str) -> list[str]:
@@ -117,16 +98,6 @@ def _ids(key: str) -> list[str]:
 
 
 # --- its life -------------------------------------------------------------------------------
-NAMED_BY = {
-    "kv_transfer_params": "named in kv_transfer_params",
-    "job_id": "named by job_id or program_id",
-    "session_id": "named by session_id or X-Session-ID",
-    "vendor": "named by a header or field of its agent or gateway",
-    "lineage": "no id: known by lineage",
-    "none": "no id, and nothing went on from it",
-}
-
-
 def _head(life: list[Record]) -> Text:
     """One line that sums the life up."""
     outcomes = Counter(text(each, "outcome") for each in life if each["event"] == "outcome")
@@ -135,13 +106,13 @@ def _head(life: list[Record]) -> Text:
     lived_s = life[-1]["now"] - life[0]["now"]
     # Where its turns' id came from (docs/identity.md); nothing if the trace does not say.
     sources = dict.fromkeys(text(each, "source") for each in life if "source" in each)
-    some = [source for source in sources if source != "none"] or sources
-    parts = [NAMED_BY[source] for source in some if source in NAMED_BY]
+    parts = [f"named by {', '.join(sources)}"] if sources else []
     parts.append(f"{num_turns} turns in {seconds(lived_s)}")
     if num := sum(count(each, "tokens") for each in admitted):
-        vram, dram, disk = map(sum, zip(*map(tiers, admitted), strict=True))
-        on_disk = f", {disk:,} on disk" if disk else ""
-        parts.append(f"of {num:,} prompt tokens {vram:,} in VRAM, {dram:,} in DRAM{on_disk}")
+        found: Counter[str] = Counter()
+        for each in admitted:
+            found.update(tiers(each))
+        parts.append(f"of {num:,} prompt tokens {', '.join(where(found)) or 'none was found'}")
     parts += [f"{n} {outcome.replace('_', ' ')}" for outcome, n in outcomes.most_common()]
     return Text.assemble((text(life[0], "program"), "bold"), f"  {' · '.join(parts)}")
 
@@ -171,17 +142,12 @@ WIDEST = 48  # characters of a name, where there is room
 Pair = tuple[Record, Record | None]
 
 
-def _list(source: Source, as_json: bool) -> None:
+def _list(source: Source) -> None:
     """Print every decision with its outcome, in the order of the decisions."""
-    pairs = decisions(source.records())
-    if as_json:
-        for decision, outcome in pairs:
-            print(json.dumps({"decision": decision, "outcome": outcome}))
-        return
     # A pipe has room for more than there is.
     columns, since = shutil.get_terminal_size(fallback=(10_000, 24)).columns, None
     of_name = min(max(16, columns - 64), WIDEST)
-    for decision, outcome in pairs:
+    for decision, outcome in decisions(source.records()):
         if since is None:
             since = decision["now"]
             names = ("time", "program", "turn", "tokens", "decided", "outcome", "saved")
@@ -224,10 +190,7 @@ def decisions(records: Iterable[Record]) -> Iterator[Pair]:
 
 
 def short(name: str, room: int) -> str:
-    """A name that is too long, with its namespace, which says where the id came from, and its end,
-    because ids differ there."""
-    if len(name) <= room:
-        return name
-    namespace, colon, _ = name.partition(":")
-    begin = f"{namespace}{colon}"[: room // 2] if colon else ""
-    return f"{begin}…{name[1 + len(begin) - room :]}"
+    """A name that is too long, without its middle: it begins with where the id came from, and ids
+    differ at their end."""
+    begin = room // 2
+    return name if len(name) <= room else f"{name[:begin]}…{name[1 + begin - room :]}"

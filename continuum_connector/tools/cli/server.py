@@ -16,6 +16,10 @@ from continuum_connector.tools.cli.ending import hidden
 
 TIMEOUT_S = 5.0  # a server that takes longer to answer counts as gone
 MAX_BODY = 64 << 20  # bytes; /metrics of many engines takes a few hundred KB
+NO_CONNECTOR = (
+    "ContinuumConnector does not run there, so there is nothing to show; to run it, serve with: "
+    '--kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
+)
 Labels = frozenset[tuple[str, str]]
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -41,12 +45,15 @@ class Server:
         self._connect = partial(kind, parts.netloc, timeout=timeout_s)
         self._timeout_s = timeout_s
 
-    def exposition(self) -> str:
-        """The answer of /metrics, unparsed."""
+    def scrape(self, now: float) -> Scrape:
+        """What it counts `now`, in monotonic seconds. ToldError if it has no connector."""
         status, body = self.get("/metrics")
         if status != 200:
             raise ToldError(f"{self.url}/metrics answers HTTP {status}; is this a vLLM server?")
-        return body.decode("utf-8", "replace")
+        found = Scrape.parse(body.decode("utf-8", "replace"), now)
+        if not any(name.startswith("continuum:") for name in found.samples):
+            raise ToldError(NO_CONNECTOR)
+        return found
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body, whose size and time are bounded, however slowly its bytes arrive."""
@@ -55,39 +62,34 @@ class Server:
             try:
                 connection.request("GET", self._path + path, headers=self._headers)
                 response = connection.getresponse()
-                while len(content) <= MAX_BODY and (part := response.read1(1 << 16)):
+                while part := response.read1(1 << 16):
                     content += part
+                    if len(content) > MAX_BODY:
+                        raise ValueError(f"more than {MAX_BODY >> 20} MiB")
                     if time.monotonic() > until:
                         raise TimeoutError(f"not whole within {self._timeout_s:g} s")
-                if response.length and len(content) <= MAX_BODY:
+                if response.length:
                     raise http.client.IncompleteRead(bytes(content), response.length)
             except (OSError, http.client.HTTPException, ValueError) as error:
                 why = str(error) or type(error).__name__
                 raise ToldError(
                     f"no answer from {self.url} ({why}); is the server up, and is this its address?"
                 ) from None
-        if len(content) > MAX_BODY:
-            raise ToldError(f"{self.url}{path} has more than {MAX_BODY >> 20} MiB; is this vLLM?")
         return response.status, bytes(content)
 
 
 def _address(url: str) -> SplitResult:
-    """Split the address; if it is not one, ToldError, without its secrets."""
-    try:
+    """Split the address; ToldError, without its secrets, if it is none, or if it has a password or
+    a query, which would not be sent."""
+    with contextlib.suppress(ValueError):  # wrong brackets or port
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        is_one = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # wrong brackets or port
-        is_one = False
-    if not is_one:
-        raise ToldError(
-            f"{hidden(url)!r} is no server address; give one like http://localhost:8000"
-        )
-    if "@" in parts.netloc or parts.query:
-        raise ToldError(
-            f"{hidden(url)!r} has a password or more behind the path, which is not sent; give the "
-            "bare address, and a key with --api-key or VLLM_API_KEY"
-        )
-    return parts
+        is_bare = "@" not in parts.netloc and not parts.query
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and is_bare:
+            return parts
+    raise ToldError(
+        f"{hidden(url)!r} is no server's bare address; give one like http://localhost:8000, and a "
+        "key with --api-key or VLLM_API_KEY"
+    )
 
 
 def samples(exposition: str) -> Iterator[tuple[str, Labels, float]]:

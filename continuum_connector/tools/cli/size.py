@@ -20,7 +20,7 @@ from continuum_connector.errors import ToldError
 from continuum_connector.memory import parse_bytes
 from continuum_connector.memory import size as text_of
 from continuum_connector.tools.checks import model as models
-from continuum_connector.tools.checks.machine import VllmSeen, several, this_machine
+from continuum_connector.tools.checks.machine import Line, VllmSeen, several, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
 from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
 
@@ -92,14 +92,14 @@ def size(
     place = Place(token * context, token * new_tokens, _bytes("--vram", vram), gpus, pcie * 1e9)
     if not token:
         place = of_server(command or [], model, load, place, bool(has))
-    found = need(load, place)
-    below = overflow(load, place, has, drive * 1e9) if has else None
+    found = Need(load, place)
+    below = Overflow(load, place, has, drive * 1e9) if has else None
     if as_json:
         told = {"live_programs": load.live, "turns_per_s": load.turns_per_s}
-        told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes, **vars(found)}
-        disk = None if below is None else vars(below)
+        told |= {"mean_gap_s": load.gap_s, "context_bytes": place.context_bytes}
         kept_as = {"rests_on": place.rests_on, "num_gpus": place.num_gpus}
-        print(json.dumps({**told, "disk": disk, **kept_as}, indent=1))
+        disk = {"disk": below and vars(below)}
+        print(json.dumps(told | vars(found) | disk | kept_as, indent=1))
         return
     lines, said = rows(load, place, found)
     if place.rests_on:
@@ -130,10 +130,8 @@ def _bytes(option: str, text: str) -> int:
 # --- what a context takes --------------------------------------------------------------------
 @dataclass(frozen=True)
 class Load:
-    """What agents do, in seconds and tokens. `arrivals`: programs per second.
-
-    `programs`: how many are alive at once; 0 derives it from `arrivals`.
-    """
+    """What agents do, in seconds and tokens. `programs`: how many are alive at once; 0 derives it
+    from `arrivals`, programs per second."""
 
     context: int
     new_tokens: int
@@ -182,24 +180,14 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
         shown = ", ".join(plan.unknown)[:200]
         text = f"not seen: {shown}; a default was taken, or none was given"
         terminal(stderr=True).print(name(text), soft_wrap=True)
-    if plan.hides_its_model:
-        raise ToldError("the model is among what is not seen; give --model")
-    if (kv := seen.kv) is not None:
+    if seen.refused:
+        raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
+    kv = models.kv_of(machine, plan, seen)
+    if isinstance(kv, Line):
+        raise ToldError(f"model: {kv.text}; give --model, or --bytes-per-token instead")
+    says = "config.json alone, without vLLM"
+    if kv.device:
         says = f"vLLM {seen.version}, its own layers on {kv.device}: {models.in_words(kv)}"
-    else:
-        if seen.refused:
-            raise ToldError(f"vLLM refuses this: {seen.refused[:300]}; mend it")
-        if seen.version and seen.not_seen:
-            why = f"vLLM {seen.version} cannot say here what is kept ({seen.not_seen[:300]})"
-            raise ToldError(f"not seen: {why}; give --bytes-per-token instead")
-        if not plan.model:
-            raise ToldError("no model is named; give --model, or --bytes-per-token instead")
-        try:
-            kv = models.by_config(models.read_model_config(plan.model, environ), plan, seen)
-        except (models.NoModelError, models.ShapeError) as none:
-            raise ToldError(f"{none}; give --bytes-per-token instead") from None
-        trouble = f" ({seen.trouble[:80]})" if seen.trouble else ""
-        says = f"config.json alone, without vLLM{trouble}"
     if why_not := kv.aside or kv.no_tier:
         raise ToldError(f"{why_not}; no DRAM would be used")
     if has_disk and kv.no_disk:
@@ -209,35 +197,6 @@ def of_server(command: list[str], model: str, load: Load, place: Place, has_disk
 
 
 # --- the arithmetic ---------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Need:
-    """What follows, in bytes, and bytes per second for each GPU. `share_vram`: of the live KV."""
-
-    live_bytes: float
-    num_in_vram: int
-    share_vram: float
-    dram_bytes: float
-    loads: float
-    stores: float
-    load_s: float
-    is_too_fast: bool
-
-
-@dataclass(frozen=True)
-class Overflow:
-    """What a disk below `dram_bytes` would have to do, in bytes per second of the node's drive.
-    `share`: the share of turns whose KV is not in DRAM. `tokens`: prompt tokens per second that are
-    read instead of computed. `written`: at most so many bytes per day, as each is written once."""
-
-    share: float
-    disk_bytes: float
-    reads: float
-    read_s: float
-    tokens: float
-    written: float
-    is_too_slow: bool
-
-
 def mean_gap(median_s: float, p90_s: float) -> float:
     """The mean of a log-normal gap with this median and 90th percentile.
 
@@ -247,42 +206,39 @@ def mean_gap(median_s: float, p90_s: float) -> float:
     return median_s * math.exp(sigma * sigma / 2)
 
 
-def need(load: Load, place: Place) -> Need:
-    """The DRAM that this load needs, and the rates on each GPU's link with so much of it."""
-    live = load.live * place.context_bytes
-    vram = place.vram_bytes * place.num_gpus
-    share = min(1.0, vram / live) if live else 1.0
-    dram = 0.0 if live <= FILL * vram else live / FILL
-    away = load.turns_per_s * (1.0 - share) if dram else 0.0  # turns per second that must load
-    loads = away * place.context_bytes / place.num_gpus
-    return Need(
-        live_bytes=live,
-        num_in_vram=int(vram // place.context_bytes),
-        share_vram=share,
-        dram_bytes=dram,
-        loads=loads,
-        stores=load.turns_per_s * place.new_bytes / place.num_gpus if dram else 0.0,
-        load_s=place.context_bytes / place.num_gpus / place.pcie,
-        is_too_fast=loads > FILL * place.pcie,
-    )
+class Need:
+    """The DRAM that a load needs, in bytes, and the rates with so much of it, in bytes per second
+    on each GPU's link. `share_vram`: of the live KV."""
+
+    def __init__(self, load: Load, place: Place) -> None:
+        live, vram = load.live * place.context_bytes, place.vram_bytes * place.num_gpus
+        self.live_bytes = live
+        self.num_in_vram = int(vram // place.context_bytes)
+        self.share_vram = min(1.0, vram / live) if live else 1.0
+        self.dram_bytes = 0.0 if live <= FILL * vram else live / FILL
+        turns_per_s = load.turns_per_s / place.num_gpus if self.dram_bytes else 0.0
+        self.loads = turns_per_s * (1.0 - self.share_vram) * place.context_bytes
+        self.stores = turns_per_s * place.new_bytes
+        self.load_s = place.context_bytes / place.num_gpus / place.pcie
+        self.is_too_fast = self.loads > FILL * place.pcie
 
 
-def overflow(load: Load, place: Place, dram_bytes: float, drive: float) -> Overflow:
-    """What is left to a drive of so many bytes per second if there is only so much DRAM."""
-    live = load.live * place.context_bytes
-    held = FILL * max(dram_bytes, place.vram_bytes * place.num_gpus)
-    share = max(0.0, 1.0 - held / live) if live else 0.0
-    away = load.turns_per_s * share
-    reads = away * place.context_bytes
-    return Overflow(
-        share=share,
-        disk_bytes=live / FILL if share else 0.0,
-        reads=reads,
-        read_s=place.context_bytes / drive,
-        tokens=away * load.context,
-        written=load.turns_per_s * place.new_bytes * DAY_S if share else 0.0,
-        is_too_slow=reads > FILL * drive,
-    )
+class Overflow:
+    """What is left to a drive of so many bytes per second if there is only so much DRAM.
+
+    `share`: the share of turns whose KV is not in DRAM. `reads`: bytes per second. `written`: at
+    most so many bytes per day, as each is written once.
+    """
+
+    def __init__(self, load: Load, place: Place, dram_bytes: float, drive: float) -> None:
+        live = load.live * place.context_bytes
+        held = FILL * max(dram_bytes, place.vram_bytes * place.num_gpus)
+        self.share = max(0.0, 1.0 - held / live) if live else 0.0
+        self.disk_bytes = live / FILL if self.share else 0.0
+        self.reads = load.turns_per_s * self.share * place.context_bytes
+        self.read_s = place.context_bytes / drive
+        self.written = load.turns_per_s * place.new_bytes * DAY_S if self.share else 0.0
+        self.is_too_slow = self.reads > FILL * drive
 
 
 # --- its table --------------------------------------------------------------------------------
@@ -295,22 +251,19 @@ def rows(load: Load, place: Place, found: Need) -> tuple[Rows, str]:
     lives = f"{load.arrivals:g}/s x {load.turns:g} turns x ({mean})"
     gpus = f" / {place.num_gpus} GPUs" if place.num_gpus > 1 else ""
     token = text_of(place.context_bytes / load.context)
-    why_none = f"{FILL:.0%} of VRAM's KV space holds all"
-    why = f"live KV / {FILL:g}, rounded up" if found.dram_bytes else why_none
     lines = [
         ("KV of a context", text_of(place.context_bytes), f"{load.context:,} x {token}"),
         ("live programs", f"{load.live:.0f}", "as given" if load.programs else lives),
         ("live KV", text_of(found.live_bytes), "programs x KV of a context"),
         ("of it in VRAM", f"{found.share_vram:.0%}", f"{found.num_in_vram} programs"),
-        ("dram_bytes", _gib(found.dram_bytes), why),
     ]
     if not found.dram_bytes:
-        return lines, "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
-    if gpus:
-        lines.append(("per GPU", _gib(found.dram_bytes / place.num_gpus), f"dram_bytes{gpus}"))
+        none = ("dram_bytes", "0 GiB", f"{FILL:.0%} of VRAM's KV space holds all")
+        return [*lines, none], "Pins in VRAM are enough: CONTINUUM_DRAM_BYTES=0 saves the DRAM."
     loads, stores = (f"{rate / 1e9:.2f} GB/s" for rate in (found.loads, found.stores))
     link = f"{place.pcie / 1e9:g} GB/s"
     lines += [
+        ("dram_bytes", _gib(found.dram_bytes), f"live KV / {FILL:g}, rounded up"),
         ("turns", f"{load.turns_per_s:.2f}/s", f"programs / ({mean})"),
         ("loads per GPU", loads, f"turns not in VRAM x context{gpus}"),
         ("stores per GPU", stores, f"turns x {load.new_tokens:,} new{gpus}"),
@@ -336,14 +289,11 @@ def disk_rows(load: Load, dram_bytes: int, below: Overflow, drive: float) -> tup
         ("disk_bytes", _gib(below.disk_bytes), f"live KV / {FILL:g}, rounded up"),
         ("disk reads", f"{below.reads / 1e9:.2f} GB/s", "turns not in DRAM x context"),
         ("one read", f"{below.read_s:.2f} s", f"a context at {drive:g} GB/s"),
-        ("not computed", f"{below.tokens:,.0f}/s", "prompt tokens, if all is written"),
         ("disk writes", written, f"all of it: turns x {load.new_tokens:,} new"),
     ]
     setting += f" CONTINUUM_DISK_PATH=FOLDER {_setting('DISK', below.disk_bytes)}"
-    budget = "the default disk_write_budget, disk_bytes a day, covers "
-    covered = below.disk_bytes / below.written
-    of_those = f"{covered:.0%} of all new KV: that of programs that came back most"
-    budget += "all new KV" if covered >= 1.0 else of_those
+    covered = min(1.0, below.disk_bytes / below.written)
+    budget = f"the default disk_write_budget, disk_bytes a day, covers {covered:.0%} of all new KV"
     if not below.is_too_slow:
         return lines, f"Serve with {setting}; {budget}."
     but = f"reads take more than {FILL:.0%} of a drive of {drive:g} GB/s"

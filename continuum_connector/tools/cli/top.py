@@ -26,10 +26,6 @@ from continuum_connector.tools.cli.server import Scrape, Server
 from continuum_connector.tools.cli.terminal import name, terminal
 
 WINDOW_S = 10.0  # the rates are means over this, or over one interval if that is longer
-NO_CONNECTOR = (
-    "ContinuumConnector does not run there, so there is nothing to show; to run it, serve with: "
-    '--kv-transfer-config \'{"kv_connector":"ContinuumConnector"}\''
-)
 
 
 def top(
@@ -60,9 +56,9 @@ def top(
     # So that the terminal is left clean.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if once or not console.is_terminal:
-        first = scrape(server, time.monotonic())
+        first = server.scrape(time.monotonic())
         _wait(interval)
-        now = scrape(server, time.monotonic())
+        now = server.scrape(time.monotonic())
         console.print(screen(server.url, (now, now.since(first)), ""))
         return
     watch = Watch(server)
@@ -71,14 +67,6 @@ def top(
             watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
             live.update(screen(server.url, watch.shown, watch.trouble), refresh=True)
             _wait(interval)
-
-
-def scrape(server: Server, now: float) -> Scrape:
-    """What it counts. ToldError if it does not answer, or has no connector."""
-    found = Scrape.parse(server.exposition(), now)
-    if not any(name.startswith("continuum:") for name in found.samples):
-        raise ToldError(NO_CONNECTOR)
-    return found
 
 
 def _wait(seconds: float) -> None:
@@ -94,23 +82,21 @@ class Watch:
 
     def __init__(self, server: Server) -> None:
         self.shown: tuple[Scrape, Scrape] | None = None
-        self.trouble = ""
+        self.trouble = self._gone_at = ""
         self._server = server
         self._scrapes: deque[Scrape] = deque()
-        self._gone_at: tuple[str, float] | None = None
 
     def look(self, now: float, wall: str) -> None:
         """Scrape once. `now`: monotonic seconds. `wall`: the time of day."""
         try:
-            found = scrape(self._server, now)
+            found = self._server.scrape(now)
         except ToldError as error:
-            at, since = self._gone_at = self._gone_at or (wall, now)
-            gone = f"So since {at}, for {now - since:.0f} s by now; asking again."
-            self.trouble = f"{shown(str(error))}\n{gone}"
+            self._gone_at = self._gone_at or wall
+            self.trouble = f"{shown(str(error))}\nSo since {self._gone_at}; asking again."
             return
         if self._gone_at:  # what happened while it was gone is no rate of now
             self._scrapes.clear()
-            self.trouble, self._gone_at = "", None
+            self.trouble = self._gone_at = ""
         self._scrapes.append(found)
         while len(self._scrapes) > 2 and self._scrapes[1].at <= now - WINDOW_S:
             self._scrapes.popleft()
@@ -126,7 +112,6 @@ WHERE = {"vram": ("VRAM", "cyan"), "dram": ("DRAM", "magenta"), "disk": ("disk",
 BAD_OUTCOMES = ("expired", "pressure", "diverged", "never", "recomputed")
 NUM_WORST = 3
 SLOW_S = 1.0  # how long a disk may owe an answer before the screen says so
-SLOW_HOOKS = 0.05  # of the time
 
 Facts = list[str]  # what a row says, in rich's markup; an empty one is left out
 Part = tuple[str, float, str]  # of a bar: its name, its share of the whole, its colour
@@ -137,11 +122,11 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
     not."""
     head = Text.assemble(("continuum top  ", "bold"), url, no_wrap=True, overflow="ellipsis")
     parts: list[RenderableType] = [head, *([Text(trouble, "bold red")] if trouble else [])]
-    last = "seconds"
+    ends = "Ctrl-C ends."
     if seen is not None:
         now, added = seen
-        num_engines = max(1, len({*now.by("vllm:kv_cache_usage_perc", "engine")} - {""}))
-        last = f"{added.at:.0f} s"
+        num_engines = len(now.each("vllm:kv_cache_usage_perc")) or 1
+        ends = f"Rates are of the last {added.at:.0f} s. {ends}"
         models = sorted({*now.by("vllm:num_requests_running", "model_name")} - {""})
         head.append(f"  {', '.join(models)}", "bold")
         head.append(f"  {num_engines} engines" if num_engines > 1 else "")
@@ -156,7 +141,7 @@ def screen(url: str, seen: tuple[Scrape, Scrape] | None, trouble: str) -> Render
                 if facts:
                     table.add_row(row, "  ".join(filter(None, facts)))
             parts += [Text(), table]
-    return Group(*parts, Text(), Text(f"Rates are of the last {last}. Ctrl-C ends.", "dim"))
+    return Group(*parts, Text(), Text(ends, "dim"))
 
 
 # --- VRAM, the tiers below it, and where prompts were -----------------------------------------
@@ -167,57 +152,56 @@ def _shares(now: Scrape, added: Scrape, num_engines: int) -> dict[str, Facts]:
     stores = now.total("continuum:held_blocks") / blocks - pinned
     vram = [("requests", max(0.0, used - pinned - stores), "green")]
     vram += [("stores", stores, "blue"), ("pins", pinned, "cyan")]
-    has_disk = now.total("continuum:disk_wanted_bytes") > 0
     return {
         "VRAM": [_bar(vram), f"{_percent(used)}:", *map(_named, vram)],
-        "DRAM": _dram(now, added, num_engines),
-        "disk": _disk(now, added, num_engines) if has_disk else [],
-        "prompts": _prompts(added, has_disk),
+        "DRAM": _dram(now, added),
+        "disk": (disk := _disk(now, added)),
+        "prompts": _prompts(added, bool(disk)),
     }
 
 
-def _dram(now: Scrape, added: Scrape, num_engines: int) -> Facts:
-    if not now.total("continuum:tier_up"):
-        return ["[dim]no tier: the log says why; CONTINUUM_DRAM_BYTES sets its size[/]"]
-    capacity = now.total("continuum:dram_capacity_blocks")
-    wanted = now.total("continuum:dram_wanted_blocks")
-    used = ratio(now.total("continuum:dram_blocks"), capacity)
-    writing = now.total("continuum:dram_blocks", state="writing")
-    without = now.each("continuum:tier_up").count(0.0)
-    grows = f" of {wanted:,.0f} blocks wanted" if capacity < wanted else " blocks"
+def _tier(now: Scrape, tier: str, up: list[float], more: Facts) -> Facts:
+    """How full a tier is, and `more`. `up`: of each engine, 1 if it has the tier."""
+    down = up.count(0.0)
+    if down == len(up):
+        key = f"continuum_{tier}_bytes".upper()
+        return [f"[dim]none: the log says why; {key} sets its size[/]"]
+    capacity = now.total(f"continuum:{tier}_capacity_blocks")
+    used = ratio(now.total(f"continuum:{tier}_blocks"), capacity) or 0.0
     return [
-        _bar([("DRAM", used or 0.0, WHERE["dram"][1])]),
+        _bar([(tier, used, WHERE[tier][1])]),
         _percent(used),
-        f"{capacity:,.0f}{grows}",
-        size(now.total("continuum:dram_used_bytes")),
-        f"{writing:,.0f} being written" if writing else "",
-        _per_s(added, "continuum:dram_evicted_blocks_total", "evicted"),
-        f"[yellow]no tier on {without} of {num_engines} engines[/]" if without else "",
+        size(now.total(f"continuum:{tier}_used_bytes")),
+        *more,
+        f"[yellow]none on {down} of {len(up)} engines[/]" if down else "",
     ]
 
 
-def _disk(now: Scrape, added: Scrape, num_engines: int) -> Facts:
+def _dram(now: Scrape, added: Scrape) -> Facts:
+    capacity = now.total("continuum:dram_capacity_blocks")
+    wanted = now.total("continuum:dram_wanted_blocks")
+    grows = f"{capacity:,.0f} of {wanted:,.0f} blocks wanted" if capacity < wanted else ""
+    evicted = _per_s(added, "continuum:dram_evicted_blocks_total", "evicted")
+    return _tier(now, "dram", now.each("continuum:tier_up"), [grows, evicted])
+
+
+def _disk(now: Scrape, added: Scrape) -> Facts:
     """Of several engines, what the one that is worst off says."""
-    down = now.each("continuum:disk_up").count(0.0)
-    if down >= num_engines:
-        return ["[yellow]none yet, or it was given up: the server's log says which, and why[/]"]
-    used = ratio(now.total("continuum:disk_blocks"), now.total("continuum:disk_capacity_blocks"))
+    if not now.total("continuum:disk_wanted_bytes"):
+        return []
     budget = min(now.each("continuum:disk_budget_fill"), default=0.0)  # what is left of a day's
     silent = max(now.each("continuum:disk_oldest_op_seconds"), default=0.0)
     failures = now.by("continuum:disk_failures_total", "reason")
     wrong = failures.get("corrupt", 0.0) + failures.get("eio", 0.0)
-    return [
-        _bar([("disk", used or 0.0, WHERE["disk"][1])]),
-        _percent(used),
-        size(now.total("continuum:disk_used_bytes")),
+    more = [
         f"read {_gb(added, 'continuum:disk_read_bytes_total')}",
         f"written {_gb(added, 'continuum:disk_written_bytes_total')}",
         _styled(f"budget {_percent(budget)}", "" if budget else "yellow"),
         _per_s(added, "continuum:disk_unsaved_blocks_total", "lost unwritten"),
         f"[red]silent for {seconds(silent)}[/]" if silent > SLOW_S else "",
         f"[red]{wrong:,.0f} errors[/]" if wrong else "",
-        f"[yellow]none on {down} of {num_engines} engines[/]" if down else "",
     ]
+    return _tier(now, "disk", now.each("continuum:disk_up"), more)
 
 
 def _prompts(added: Scrape, has_disk: bool) -> Facts:
@@ -238,7 +222,6 @@ def _rates(now: Scrape, added: Scrape) -> dict[str, Facts]:
     preempted = added.total("vllm:num_preemptions_total") / added.at
     decisions = added.by("continuum:decisions_total", "decision").items()
     ended = now.by("continuum:pins_ended_total", "cause")
-    ends = [f"{name(each)} {_percent(num / sum(ended.values()))}" for each, num in _most(ended)]
     busy = added.total("continuum:hook_seconds_sum") / added.at
     return {
         "requests": [
@@ -259,16 +242,13 @@ def _rates(now: Scrape, added: Scrape) -> dict[str, Facts]:
         ],
         "pins": [
             f"{now.total('continuum:pins_live'):,.0f} live",
-            f"{now.total('continuum:pinned_blocks'):,.0f} blocks",
             f"{added.total('continuum:pins_started_total') / added.at:.3g} new/s",
+            *(f"{name(why)} {_percent(num / sum(ended.values()))}" for why, num in _most(ended)),
         ],
-        "ended by": ends or ["[dim]none has ended[/]"],
         "stores": _copies("store", "continuum:stored_bytes_total", now, added),
         "loads": _copies("load", "continuum:loaded_bytes_total", now, added),
         "lost by": _worst(now.by("continuum:outcomes_total", "decision_outcome")),
-        "our hooks": [
-            _styled(f"{100 * busy:.2g} % of the time", "red" if busy > SLOW_HOOKS else "")
-        ],
+        "our hooks": [f"{100 * busy:.2g} % of the time"],
     }
 
 
@@ -290,7 +270,7 @@ def _gate(now: Scrape) -> Facts:
     if not (under_way or held or let_in):
         return []
     wanted = ratio(now.total("continuum:working_set_blocks"), now.total("continuum:vram_blocks"))
-    wants = f"want {_percent(wanted)} of VRAM a cycle"
+    wants = f"want {_percent(wanted or 0.0)} of VRAM a cycle"
     why = (f"{name(reason)} {num:,.0f}" for reason, num in let_in)
     return [f"{under_way:,.0f} under way", wants, f"{held:,.0f} held", *why]
 
@@ -312,14 +292,11 @@ def _copies(kind: str, num_bytes: str, now: Scrape, added: Scrape) -> Facts:
 
 def _worst(outcomes: Mapping[str, float]) -> Facts:
     """The decisions since the start that cost something, the most frequent kind first."""
-    if not (total := sum(outcomes.values())):
-        return ["[dim]no decision has shown yet what it was worth[/]"]
+    total = sum(outcomes.values())
     bad = [each for each in _most(outcomes) if each[0].partition("_")[2] in BAD_OUTCOMES]
-    if not bad:
-        return [f"[green]nothing was lost by {total:,.0f} decisions[/]"]
     worst = ((name(each).replace("_", " ", 1), num) for each, num in bad[:NUM_WORST])
-    lost = (f"{each} {_percent(num / total)}" for each, num in worst)
-    return [*lost, f"of {total:,.0f} decisions"]
+    lost = [f"{each} {_percent(num / total)}" for each, num in worst]
+    return [*(lost or ["[green]nothing[/]"]), f"of {total:,.0f} decisions"]
 
 
 def _most(counts: Mapping[str, float]) -> list[tuple[str, float]]:
@@ -353,7 +330,5 @@ def _bar(parts: Iterable[Part]) -> str:
     return f"{bar}[dim]{'░' * left}[/]"
 
 
-def _percent(share: float | None) -> str:
-    if share is None:
-        return "-"
+def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
