@@ -273,11 +273,6 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """An allocation failed: ask again while pins give way (scheduler subclass only)."""
         return self.side.make_room(request, attempt, need, others_run, self._clock())
 
-    def has_pending_block_frees(self) -> bool:
-        if self.mode is Mode.ASIDE:
-            return False
-        return self._steps.will_free_blocks(self._clock())
-
     @timed("update_state_after_alloc")
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self.mode is Mode.ASIDE:

@@ -415,9 +415,6 @@ class SchedulerSide:
         self.snapshots.update_gauges(account)
 
 
-# A preemption costs a prefill, while a store in flight ends within milliseconds. After this
-# many seconds the store counts as slow, and the running turn is preempted after all.
-MAX_STORE_WAIT_S = 0.25
 # While nothing happens, we look for silent programs this often.
 LOOK_S = 0.05
 
@@ -508,10 +505,6 @@ class Steps:
         """The program is not expected back: count its gaps, and close its decision."""
         self._decider.silent(absence, now)
         self._records.silent(absence, now)
-
-    def will_free_blocks(self, now: float) -> bool:
-        """Whether a store in flight will release its blocks soon enough to wait for it."""
-        return self._traffic.oldest_store_age(now) < MAX_STORE_WAIT_S
 
     def new_epoch(self, cause: Cause, now: float, why: str = "") -> None:
         """KV computed until now is outdated: end every pin, and forget every block below VRAM."""
