@@ -118,6 +118,13 @@ class Kept:
         end, because the next prompt may repeat the answer without the thinking in it."""
         return 2 * self.shared(hashes) > self.marks[-1][0] if self.marks else False
 
+    def is_edited_in(self, hashes: Sequence[bytes], text: PromptText) -> bool:
+        """Whether a prompt that does not continue the chain begins alike, and surely repeats the
+        answer: its conversation goes on without some of what was there, as its client has cleared
+        or condensed it."""
+        begins = has_block(hashes, 0, self.first)
+        return begins and bool(self.answer) and text.tokens is not None and text.repeats(self)
+
     def is_told_again(self, hashes: Sequence[bytes], num_tokens: int, text: PromptText) -> bool:
         """Whether a prompt that does not continue the chain goes on with its conversation: it is
         longer, and repeats the answer where that must be, or, if nobody can tell, begins alike."""

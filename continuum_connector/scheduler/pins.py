@@ -103,13 +103,17 @@ class Retention:
         """A turn with those block hashes arrived. If it continues a pinned chain, the pin waits for
         it and cannot expire meanwhile. Returns whether one does.
 
-        A turn that continues no pinned chain changes no pin: it may be a side request, a fork or
+        A turn that continues no pinned chain ends no pin: it may be a side request, a fork or
         another conversation under the same name. So after a compaction the old pin expires, as if
-        its program had not come back.
+        its program had not come back. One whose answer the turn repeats gives way first.
         """
         pins = [(pin.kept.continued(hashes, text), pin) for pin in self.pins.of(turn.program.key)]
         surest, pin = max(reversed(pins), key=itemgetter(0), default=(0, None))
         if pin is None or surest <= UNKNOWN:
+            for _, each in pins:
+                # Its conversation, edited: it goes on behind what was cleared or condensed.
+                if not each.is_returning and each.kept.is_edited_in(hashes, text):
+                    self.pins.revalue(each, min(each.rank[0], 0.0))
             return False
         self.pins.expect(pin, turn)
         # The waker keeps its time: until the turn runs, the engine steps anyway.

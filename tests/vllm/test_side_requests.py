@@ -505,3 +505,19 @@ def test_a_program_that_is_over_keeps_its_newest_contexts(ends_by: str) -> None:
     engine.run_until_idle(until=lambda: "last" in engine.finish_reasons)
     is_alone = ends_by == "final"
     assert len(program.left) == (MAX_RESTING if is_alone else MAX_RESTING + 3)
+
+
+@pytest.mark.parametrize("is_edited", [True, False])
+def test_a_pin_gives_way_first_once_its_conversation_goes_on_edited(is_edited: bool) -> None:
+    """A client clears old results, or condenses them, and sends the answer back behind that: nobody
+    comes back for the pin. Another conversation of its id begins alike, and leaves it as it was."""
+    engine = tiered(200, 0, config={"policy": "adaptive"})
+    know(engine.connector.costs, {"prefill": [0.0, 1e-2, 0.0, 0.0, 0.0]})
+    engine.add("a", 640, program="p", max_tokens=40)
+    engine.run_until_idle()
+    (pin,) = engine.connector.side.pins
+    worth, said = pin.rank[0], engine.outputs["a"] if is_edited else prompt(40, 7)
+    engine.add("b", prompt(640)[:64] + said + prompt(32, 8), program="p", max_tokens=2)
+    assert pin.ended is None
+    assert (pin.rank[0] == 0.0) is is_edited
+    assert worth > 0.0
