@@ -273,6 +273,9 @@ class ContinuumConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """An allocation failed: ask again while pins give way (scheduler subclass only)."""
         return self.side.make_room(request, attempt, need, others_run, self._clock())
 
+    def has_pending_block_frees(self) -> bool:
+        return self.is_on and self.side.waits_for_store(self._clock())
+
     @timed("update_state_after_alloc")
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self.mode is Mode.ASIDE:

@@ -256,6 +256,16 @@ class SchedulerSide:
         if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
             self.tier.lend(turn.program.key, request, num_found)
 
+    def waits_for_store(self, now: float) -> bool:
+        """A running turn lacks blocks: have vLLM wait for those that a store holds, rather than
+        preempt another turn, if the store will end soon. All who run behind it are left out of the
+        step meanwhile, so nobody new may take what comes free; in vLLM's own queues somebody
+        would."""
+        waits = bool(self.queues) and self.traffic.oldest_store_age(now) < MAX_STORE_WAIT_S
+        if waits:
+            self.waits.bus.close()
+        return waits
+
     def make_room(
         self, request: Any, attempt: Callable[[], Any], need: int, others_run: bool, now: float
     ) -> Any:
@@ -415,6 +425,9 @@ class SchedulerSide:
         self.snapshots.update_gauges(account)
 
 
+# A preemption costs a prefill, while a store in flight ends within milliseconds. After this
+# many seconds the store counts as slow, and the running turn is preempted after all.
+MAX_STORE_WAIT_S = 0.25
 # While nothing happens, we look for silent programs this often.
 LOOK_S = 0.05
 

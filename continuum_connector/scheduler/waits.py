@@ -467,8 +467,13 @@ class Bus:
         turn.num_wanted = num_blocks
         self._num_passed += 1
         if self._num_passed >= MAX_PASSED:
-            self._queues.set_open(False)
+            self.close()
         return True
+
+    def close(self) -> None:
+        """Let vLLM ask no further turn in this step."""
+        self._num_passed = MAX_PASSED
+        self._queues.set_open(False)
 
     def new_step(self, now: float) -> None:
         """Let vLLM ask the first turns in line again: as many as fill the bus. If no load is under

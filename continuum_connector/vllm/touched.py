@@ -197,7 +197,7 @@ KV.base:KVConnectorBase_V1 | tier | connector.py | it is the API
   build_connector_worker_meta reset_cache has_pending_push_work
 KV.base:KVConnectorBase_V1 | nothing | connector.py | it is the API
   take_events get_kv_connector_stats build_kv_connector_stats build_prom_metrics
-  get_required_kvcache_layout handle_preemptions get_transfer_results
+  get_required_kvcache_layout handle_preemptions has_pending_block_frees get_transfer_results
   requires_kv_delivery prefer_cross_layer_blocks register_cross_layers_kv_cache
   unregister_kv_caches restore_kv_caches
 KV.metrics | load | observe/metrics.py | it is the API

@@ -448,7 +448,7 @@ def test_the_connectors_hooks_are_all_known_to_vllms_base_class() -> None:
     # vLLM 0.26-0.28 only, or 0.30+ only
     ours |= {"bind_gpu_block_pool", "bind_kv_cache_manager"}
     ours |= {"prefer_cross_layer_blocks", "register_cross_layers_kv_cache"}
-    ours |= {"get_transfer_results", "get_required_kvcache_layout"}
+    ours |= {"has_pending_block_frees", "get_transfer_results", "get_required_kvcache_layout"}
     ours |= {"requires_kv_delivery", "unregister_kv_caches", "restore_kv_caches"}
     theirs = [base for base in ContinuumConnector.__mro__ if base.__module__.startswith("vllm.")]
     for name in vars(ContinuumConnector):

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
+from continuum_connector.scheduler.scheduler import MAX_STORE_WAIT_S
 from tests.vllm.agents import AgentEngine, live, model_output, pinned
 from tests.vllm.harness import prompt
 from tests.vllm.tiering import tiered, total
 
 MODES = pytest.mark.parametrize("async_scheduling", [False, True], ids=["sync", "async"])
 GROUPS = pytest.mark.parametrize("groups", ["full", "hybrid"])
+WAITS_FOR_STORES = pytest.mark.skipif(
+    not hasattr(KVConnectorBase_V1, "has_pending_block_frees"),
+    reason="this vLLM does not ask whether blocks are about to be freed",
+)
 TIER = {"dram_bytes": "4MiB"}
 
 
@@ -165,12 +171,24 @@ def growing_beside_a_store(**kwargs: Any) -> AgentEngine:
     return engine
 
 
+@WAITS_FOR_STORES
 @MODES
-def test_a_running_turn_waits_for_no_store(async_scheduling: bool) -> None:
-    """One that is preempted instead is computed again once the store has ended."""
+def test_a_store_in_flight_is_waited_for_rather_than_preempting(async_scheduling: bool) -> None:
     engine = growing_beside_a_store(async_scheduling=async_scheduling)
     engine.steps(20)
-    assert engine.num_preemptions == 1
+    assert engine.num_preemptions == 0
+    engine.settle()
+    engine.run_until_idle(until=lambda: "r" in engine.finish_reasons)
+    assert engine.num_preemptions == 0
+
+
+@WAITS_FOR_STORES
+@MODES
+def test_a_store_that_hangs_is_not_waited_for_longer_than_the_bound(async_scheduling: bool) -> None:
+    engine = growing_beside_a_store(async_scheduling=async_scheduling)
+    began = min(transfer.admitted for transfer in engine.side.traffic.ledger)
+    engine.run_until_idle(until=lambda: engine.num_preemptions > 0)
+    assert 0 <= engine.clock() - began - MAX_STORE_WAIT_S < 5 * engine.step_s
     engine.settle()
     engine.run_until_idle(until=lambda: "r" in engine.finish_reasons)
     assert engine.outputs["r"] == model_output(prompt(300, 5), 150)
@@ -180,9 +198,8 @@ def test_a_running_turn_waits_for_no_store(async_scheduling: bool) -> None:
 def test_running_turns_go_on_while_others_end_and_are_stored_in_every_step(
     async_scheduling: bool,
 ) -> None:
-    """A long prompt lacks the few blocks that stores hold. Were they waited for, everybody who runs
-    would be left out of the step, and turns of one token would get what comes free: for as long as
-    they keep coming."""
+    """A long prompt lacks the few blocks that stores hold. While it waits for them, vLLM leaves out
+    all who run behind it, and turns of one token took what came free, for as long as they came."""
     engine = tiered(
         440,
         8000,

@@ -453,6 +453,11 @@ class Traffic:
             if number and bool(owner.below) is below and owner not in self._hung:
                 yield owner
 
+    def oldest_store_age(self, now: float) -> float:
+        """Seconds since the oldest store that holds blocks was queued; infinite if none does."""
+        held = (t.admitted for t in self.ledger if t.kind is Kind.STORE and t.hold)
+        return now - next(held, -math.inf)  # the oldest is first
+
     @property
     def oldest_below_s(self) -> float:
         """How old the oldest read or write under way was in the last step."""
