@@ -132,12 +132,13 @@ def test_a_turn_whose_load_failed_does_not_wait_before_one_that_has_the_blocks_i
     has none any more, finds no blocks, and nobody behind it is looked at."""
     modes: dict[str, Any] = {"groups": groups, "async_scheduling": async_scheduling}
     engine = tiered(num_blocks, config={"max_head_start_s": head_start}, **modes)
-    tokens = prompt(112, seed=1)
-    run_turn(engine, "a", tokens, max_tokens=1, program="a")
-    park(engine)
+    for seed, name in enumerate("bc"):
+        run_turn(engine, f"{name}1", 112, seed=seed, max_tokens=1, program=name)
+        park(engine)
     hold(engine)
-    for name in ("b", "c"):
-        engine.add(name, tokens + prompt(15, seed=2), max_tokens=1, program=name)
+    for seed, name in enumerate("bc"):
+        tokens = prompt(112, seed) + prompt(15, seed=2)
+        engine.add(name, tokens, max_tokens=1, program=name)
     engine.run_until_idle(until=lambda: len(in_flight(engine, Kind.LOAD)) == 2)
     first, second = in_flight(engine, Kind.LOAD)
     engine.fail(first.id)
