@@ -113,7 +113,7 @@ class Retention:
             for _, each in pins:
                 # Its conversation, edited: it goes on behind what was cleared or condensed.
                 if not each.is_returning and each.kept.is_edited_in(hashes, text):
-                    self.pins.revalue(each, min(each.rank[0], 0.0))
+                    self._rank_last(each)
             return False
         self.pins.expect(pin, turn)
         # The waker keeps its time: until the turn runs, the engine steps anyway.
@@ -132,7 +132,7 @@ class Retention:
             turn.taken = awaited.blocks
         for pin in self.pins.of(turn.program.key):
             if pin.started == turn.since and not pin.is_returning:
-                self.pins.revalue(pin, min(pin.rank[0], 0.0))
+                self._rank_last(pin)
 
     def unexpect(self, turn: Turn) -> None:
         """The turn went away before it took its pin over: the deadline counts again."""
@@ -188,6 +188,10 @@ class Retention:
         self._note_end(pin, PinEnd.PRESSURE, now)
 
     # --- parts ------------------------------------------------------------------------
+    def _rank_last(self, pin: LivePin) -> None:
+        """The pin gives way before all that are worth something."""
+        self.pins.revalue(pin, min(pin.rank[0], 0.0))
+
     def _make_wish(self, pin: LivePin) -> None:
         """The time for which the policy wanted the pin is over: it gives way before all pins that
         are no wish."""

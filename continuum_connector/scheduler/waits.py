@@ -397,7 +397,7 @@ class SameLoad:
         """Whether to hide from vLLM a request that it puts back, because `must_wait` said so, until
         `let_in` yields it."""
         turn = self._turns.get(request.request_id)
-        if turn is None or turn.awaits_load is None:
+        if turn is None or turn.awaits_load is None or not self._tier.is_coming(turn.awaits_load):
             return False
         self._hidden.setdefault(turn.awaits_load, {})[turn.request_id] = turn
         return True
