@@ -148,6 +148,7 @@ def scheduler_side(
         waker=Waker(wake),
         reader=reader,
         max_loras=vllm_config.lora_config.max_loras if vllm_config.lora_config else 0,
+        max_running=compat.max_running(vllm_config),
         is_vram_empty=functools.partial(resets.is_empty, pool),
         pop_blocks=coordinator.popper(found, groups) if served.is_alone(vllm_config) else None,
     )

@@ -107,6 +107,13 @@ MUTANTS = (
         "tests/vllm/test_below.py",
     ),
     Mutant(
+        "loads: turns load that have no place to run",
+        "scheduler/waits.py",
+        "        if self._turns.num_with_kv + num_turns >= self._max_with_kv:\n",
+        "        if False:\n",
+        "tests/vllm/test_bus.py",
+    ),
+    Mutant(
         "loads: who wants what comes already loads it, too",
         "scheduler/waits.py",
         "        turn.awaits_load = first if self._tier.is_coming(first) else None\n",

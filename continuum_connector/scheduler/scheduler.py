@@ -58,6 +58,7 @@ class SchedulerSide:
         waker: Any,
         reader: ToolReader,
         max_loras: int,
+        max_running: int,
         pop_blocks: Callable[[str], list[Any]] | None,
         is_vram_empty: Callable[[], bool],
     ) -> None:
@@ -109,7 +110,7 @@ class SchedulerSide:
         )
         from_below = FromBelow(tier, pool, self.turns, groups.hash_size)
         same_load = SameLoad(tier, self.turns, groups.hash_size)
-        bus = Bus(traffic, costs, self.queues, self.turns)
+        bus = Bus(traffic, costs, self.queues, self.turns, max_running)
         adapters = Adapters(max_loras, tier, self.turns)
         self.waits = Waits(
             gate, from_below, same_load, bus, adapters, self.queues, self.turns, records

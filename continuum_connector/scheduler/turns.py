@@ -383,6 +383,7 @@ class Turns:
         self._turns: dict[str, Turn] = {}
         self._arrivals: list[float] = []  # of the programs of those that wait, ascending
         self._num_by_program: Counter[str] = Counter()
+        self._num_preempted = 0
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -405,15 +406,15 @@ class Turns:
     def move(self, turn: Turn, state: State) -> None:
         """The turn is admitted, for the first time or again, or is put back. If it began while we
         were off, we hear of it only then."""
-        if turn.state is State.WAITING:
-            self._no_longer_waits(turn)
+        self._leaves(turn)
+        self._num_preempted += state is State.PREEMPTED
         turn.state = state
 
     def end(self, request_id: str) -> Turn | None:
         """Forget the turn and return it; None if it is not known."""
         turn = self._turns.pop(request_id, None)
-        if turn is not None and turn.state is State.WAITING:
-            self._no_longer_waits(turn)
+        if turn is not None:
+            self._leaves(turn)
         return turn
 
     def make_last(self, program: Program) -> None:
@@ -427,6 +428,11 @@ class Turns:
     def num_waiting(self) -> int:
         return len(self._arrivals)
 
+    @property
+    def num_with_kv(self) -> int:
+        """Turns that run, load or have loaded."""
+        return len(self._turns) - len(self._arrivals) - self._num_preempted
+
     def has_waiting(self, program: str) -> bool:
         """Whether a turn of the program waits."""
         return program in self._num_by_program
@@ -435,7 +441,11 @@ class Turns:
         """The share of the waiting turns whose programs arrived before `arrival`."""
         return bisect_left(self._arrivals, arrival) / len(self._arrivals) if self._arrivals else 0.0
 
-    def _no_longer_waits(self, turn: Turn) -> None:
+    def _leaves(self, turn: Turn) -> None:
+        """The turn leaves the state that it is in."""
+        self._num_preempted -= turn.state is State.PREEMPTED
+        if turn.state is not State.WAITING:
+            return
         del self._arrivals[bisect_left(self._arrivals, turn.program_arrival)]
         key = turn.program.key
         self._num_by_program[key] -= 1

@@ -422,6 +422,8 @@ class SameLoad:
 
 # At most this many turns per step are told to wait; after them vLLM asks no further turn.
 MAX_PASSED = 16
+# Beyond the places of those that run one turn may load, and one more for each so many places.
+LOAD_AHEAD = 16
 TIME_CONSTANT_S = 10.0  # many loads, of a second or less, with the wait before them
 
 
@@ -435,12 +437,20 @@ class Bus:
     again until then, because vLLM looks up the whole prompt of each turn that it asks. The bus
     never idles because of this, and turns that need no load pass the waiting ones.
 
+    So does a turn that would load beyond the places of those that run. A turn that loads takes no
+    place, but once it has loaded vLLM admits it before all others, an urgent one included. So only
+    a few load ahead of a place that becomes free.
+
     `queues`: our queues, in which turns wait. Without them no turn waits for the bus: in vLLM's
-    own queues no turn may pass another. A turn's own record says what it wants."""
+    own queues no turn may pass another. `max_running`: how many turns run at once. A turn's own
+    record says what it wants."""
 
     is_on = True
 
-    def __init__(self, traffic: Traffic, costs: Costs, queues: Queues, turns: Turns) -> None:
+    def __init__(
+        self, traffic: Traffic, costs: Costs, queues: Queues, turns: Turns, max_running: int
+    ) -> None:
+        self._max_with_kv = max_running + 1 + max_running // LOAD_AHEAD
         self._traffic = traffic
         self._costs = costs
         self._queues = queues
@@ -460,8 +470,8 @@ class Bus:
 
     def hold_back(self, turn: Turn, num_blocks: int, now: float) -> bool:
         """Make the turn, which asks to load `num_blocks`, wait if the loads under way will take
-        longer than the next step; return whether it does."""
-        if not self._queues or not self._is_full(0, now):
+        longer than the next step, or will leave it no place; return whether it does."""
+        if not self._queues or not self._is_full(0, 0, now):
             return False
         self._num_waiting += not turn.num_wanted
         turn.num_wanted = num_blocks
@@ -482,7 +492,11 @@ class Bus:
         self._queues.set_open(True)
         is_idle, num_recalled, num_blocks = not self._traffic.num_loads, 0, 0
         while self._num_waiting:
-            is_enough = num_recalled == MAX_PASSED if is_idle else self._is_full(num_blocks, now)
+            is_enough = (
+                num_recalled == MAX_PASSED
+                if is_idle
+                else self._is_full(num_recalled, num_blocks, now)
+            )
             if is_enough:
                 return
             num_blocks += self._recall()
@@ -524,13 +538,15 @@ class Bus:
         self.left(turn)
         return num_wanted
 
-    def _is_full(self, num_more: int, now: float) -> bool:
-        """Whether the loads under way and `num_more` blocks keep the bus busy until after the next
-        step."""
+    def _is_full(self, num_turns: int, num_blocks: int, now: float) -> bool:
+        """Whether the loads under way, and that of so many blocks for so many more turns, keep the
+        bus busy until after the next step, or another one would load too far ahead of a place."""
         if not self._traffic.num_loads:
             return False
+        if self._turns.num_with_kv + num_turns >= self._max_with_kv:
+            return True
         gone_s = now - self._traffic.loads_since
-        left_s = self._costs.bus_s(self._traffic.num_load_blocks + num_more) - gone_s
+        left_s = self._costs.bus_s(self._traffic.num_load_blocks + num_blocks) - gone_s
         _, longest_s = self._costs.step_s
         return left_s > longest_s
 

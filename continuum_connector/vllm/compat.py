@@ -294,6 +294,14 @@ def longest_chunk(scheduler: Any) -> int:
     return longest
 
 
+def max_running(vllm_config: Any) -> int:
+    """How many requests may run at once; since vLLM 0.32 perhaps fewer than the runner has room
+    for."""
+    names = ("max_num_active_seqs", "max_num_seqs")
+    limits = (getattr(vllm_config.scheduler_config, name, None) for name in names)
+    return next(filter(None, limits), sys.maxsize)
+
+
 def forget_uncomputed(scheduler: Any, request: Any) -> None:
     """Call before vLLM preempts `request`: forget the hashes of its blocks that nobody computed.
 

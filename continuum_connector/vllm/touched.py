@@ -213,7 +213,7 @@ config:SchedulerConfig | all | vllm/attach.py, vllm/compat.py | --scheduler-cls
   max_num_batched_tokens policy async_scheduling scheduler_cls get_scheduler_cls
   long_prefill_token_threshold
 config:SchedulerConfig | nothing | vllm/compat.py | -
-  long_prefill_token_threshold_adaptive
+  long_prefill_token_threshold_adaptive max_num_seqs max_num_active_seqs
 config:ParallelConfig | all | vllm/served.py, build.py | -
   world_size rank data_parallel_size data_parallel_size_local data_parallel_index nnodes
   pipeline_parallel_size distributed_executor_backend data_parallel_backend

@@ -223,3 +223,19 @@ def test_who_waits_for_the_bus_can_go_away(async_scheduling: bool) -> None:
     engine.settle()
     engine.run_until_idle(max_steps=400)
     assert tiering.answers_as_without_a_tier(engine, "p0/1", "p2/1", "new")
+
+
+@MODES
+def test_one_loads_ahead_of_two_places(async_scheduling: bool) -> None:
+    """vLLM admits who has loaded before an urgent turn, which waited for all of them."""
+    engine = waiting(9, 1e-4, async_scheduling=async_scheduling, max_num_seqs=2)
+    engine.abort("new")
+    blocks_of, most = engine.scheduler.kv_cache_manager.get_block_ids, 0
+    while engine.step():
+        with_kv = [name for name in engine.scheduler.requests if any(blocks_of(name))]
+        most = max(most, len(with_kv))
+        engine.settle()
+    assert most == 2 + 1
+    tiering.hold(engine, False)
+    assert tiering.answers_as_without_a_tier(engine, *(f"p{number}/1" for number in range(9)))
+    tiering.check(engine)
