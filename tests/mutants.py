@@ -128,6 +128,13 @@ MUTANTS = (
         "tests/vllm/test_same_load.py",
     ),
     Mutant(
+        "turns: an interrupted answer leaves nothing, whoever came back to one",
+        "scheduler/scheduler.py",
+        "        if went_away and has_answer and program.resumes_cut:\n",
+        "        if False:\n",
+        "tests/vllm/test_side_requests.py",
+    ),
+    Mutant(
         "pins: a patient turn takes whatever it likes",
         "scheduler/pins.py",
         "        return self.worth_now(pin) <= self.price\n",

@@ -115,6 +115,9 @@ class Program:
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
     # Whether a prompt differed before the end of the last one, since one had its answer, too.
     departed: bool = False
+    # When its client last cut an answer off, and whether it ever went on with such an answer.
+    cut: float | None = None
+    resumes_cut: bool = False
     runs_blocks: bool | None = None  # the shell blocks that it is answered (Decider); None: unknown
     parent: str | None = None
     final: bool = False
@@ -190,6 +193,14 @@ class Program:
             return None
         newest = ((kept, self.diverged.get(at)) for at, kept in reversed(self.left.items()))
         return find_divergence(newest, request, block_size, identity.parts)
+
+    def cut_off(self, now: float) -> None:
+        """Its client went away in the middle of an answer, which leaves what is left `now`."""
+        self.cut = now
+
+    def goes_on(self, since: float | None) -> None:
+        """A turn arrives that continues what was left at `since`, None: nothing."""
+        self.resumes_cut |= since is not None and since == self.cut
 
     def answers_blocks(self, runs: bool) -> None:
         """A prompt has shown whether somebody runs the shell blocks that it is answered."""

@@ -161,6 +161,7 @@ class SchedulerSide:
         num_common, may_begin_alike = None, False
         if not is_stray:
             since = program.left_by(hashes, text)
+            program.goes_on(since)
             num_common = program.num_common(since, hashes, text)
             may_begin_alike = num_common is None and program.may_begin_alike(since, hashes)
             diverged = program.differs(since, identity, request, self.groups.hash_size)
@@ -332,22 +333,31 @@ class SchedulerSide:
         end: TurnEnd,
         now: float,
     ) -> dict[str, Any] | None:
-        if end is TurnEnd.ABORTED and not self._reader.went_away(request):
+        program = turn.program
+        went_away = end is TurnEnd.ABORTED and self._reader.went_away(request)
+        has_answer = request.num_output_tokens > 0
+        if went_away and has_answer and program.resumes_cut:
+            end = TurnEnd.LENGTH  # its client interrupts answers, as in speech, and goes on
+        elif end is TurnEnd.ABORTED and not went_away:
             end = TurnEnd.STOP
         blocks = self._kept(turn, request, tables, end)
         # Others of its program may have ended since its arrival.
         text = PromptText(request.prompt_token_ids)
-        turn.is_stray = strays(turn.program, turn.identity, request.block_hashes, text)
+        turn.is_stray = strays(program, turn.identity, request.block_hashes, text)
+        # By the same prompt again nobody is known, so a retry goes on with what came before it.
+        is_known = not went_away or (has_answer and turn.number == 1)
         self.programs.end_turn(
-            turn.program,
+            program,
             turn.identity.hints,
             now,
-            None if end is TurnEnd.ABORTED else request,
+            request if is_known else None,
             num_prompt_blocks=request.num_prompt_tokens // self.groups.hash_size,
             is_stray=turn.is_stray,
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn, request, blocks, now)
+            if end is TurnEnd.ABORTED:
+                program.cut_off(now)
         # Before the first decision, or the average is one block and this turn counts as hundreds.
         self._costs.assume(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:

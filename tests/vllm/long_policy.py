@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
     """Return how many traces broke a rule, at most 1 without `--go-on`."""
     options = _options(arguments)
     enter(options.version, __spec__.name)
-    from tests.vllm.policy_draws import draw, vary
+    from tests.vllm.policy_draws import draw, draw_interrupted, vary
     from tests.vllm.policy_machine import broken
     from tests.vllm.policy_shrink import MAX_TRIES, report
     from tests.vllm.test_policy_controls import TRACES
@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> int:
     began, failed, rules = time.monotonic(), [], Counter[str]()
     for number in range(options.traces):
         seed = options.first_seed + number
-        trace = vary(seed, TRACES) if options.vary else draw(seed)
+        drawn = draw_interrupted if options.interrupt else draw
+        trace = vary(seed, TRACES) if options.vary else drawn(seed)
         if found := broken(trace):
             failed.append(seed)
             rules.update(found.keys())
@@ -58,6 +59,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--version", help="of vLLM, from .cache/vllm; else the one installed")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--vary", action="store_true", help="traces near those that find faults")
+    parser.add_argument("--interrupt", action="store_true", help="clients interrupt answers")
     parser.add_argument("--go-on", action="store_true", help="after a trace that broke a rule")
     parser.add_argument("--no-shrink", action="store_true", help="tell the trace as it was drawn")
     return parser.parse_args(arguments)

@@ -172,6 +172,19 @@ def draw(seed: int) -> Trace:
     return _trace(dice, world, plans, head, suspect=f"{cast[-1]}{len(cast) - 1}")
 
 
+def draw_interrupted(seed: int) -> Trace:
+    """The trace of that seed, but clients interrupt answers: all, or some of them, of one chat."""
+    dice, of = random.Random(f"interrupted {seed}"), draw(seed)
+    chats = sorted({turn.who for turn in of.turns if turn.copies == 1})
+    habits = {who: dice.choice([0.0, 0.5, 1.0, 1.0]) for who in chats}
+    turns = []
+    for turn in of.turns:
+        if turn.copies == 1 and dice.random() < habits.get(turn.who, 0.0):
+            turn = replace(turn, answer=40, stopped=dice.choice([4, 12, 24]))
+        turns.append(turn)
+    return _that_fits(replace(of, turns=tuple(turns)))
+
+
 def draw_alike(seed: int) -> Trace:
     """Another: conversations of one id that begin with one long system prompt, among one-shots."""
     dice = random.Random(f"alike {seed}")

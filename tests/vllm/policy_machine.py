@@ -37,16 +37,18 @@ class Played:
         self.world, self.turns, self._said = world, turns, said
         self.engine = self._ours() if is_ours else self._stock()
         self.engine.check = dict  # type: ignore[method-assign]  # books are for machine.py
+        self.programs = [""] * len(turns)
         for together in bursts(turns):
             self.rest(turns[together[0]].after_s)
             for number in together:
                 self._send(number)
-            self.engine.run_until_idle()
+            self._run({number for number in together if turns[number].stopped})
         self.found = [0] * len(turns)
         for name, cached in self.engine.cached.items():
             self.found[int(name.partition(".")[0])] += sum(cached)
-        told = (self.engine.kv_transfer_params.get(f"{n}.0") or {} for n in range(len(turns)))
-        self.programs = [each.get("continuum", {}).get("program", "") for each in told]
+        for number in range(len(turns)):
+            told = self.engine.kv_transfer_params.get(f"{number}.0") or {}
+            self.programs[number] = told.get("continuum", {}).get("program", self.programs[number])
 
     def _stock(self) -> Engine:
         return Engine(self.world.blocks, connector=None, **self._options())
@@ -78,12 +80,25 @@ class Played:
             self.engine.add(
                 f"{number}.{copy}",
                 said.prompt,
-                len(said.answer),
+                turn.answer,
                 program=turn.name,
                 final=turn.final,
                 priority=turn.priority,
                 kv_transfer_params={"continuum": hints} if hints else None,
             )
+
+    def _run(self, stopped: set[int]) -> None:
+        """Until all are answered, or interrupted."""
+        while self.engine.step():
+            for number in list(stopped):
+                name, most = f"{number}.0", self.turns[number].stopped
+                if len(self.engine.outputs[name]) == most:
+                    if self.engine.connector is not None:  # who goes away is told nothing
+                        self.programs[number] = self.engine.connector.side.turns.get(
+                            name
+                        ).program.key
+                    self.engine.abort(name)
+                    stopped.remove(number)
 
     def rest(self, seconds: float) -> None:
         """Let time pass in which nobody asks for anything."""
@@ -163,7 +178,7 @@ class Case:
         last, turn = self.before(number), self.turns[number]
         if last is None or self.turns[last].who != turn.who or turn.cut is not None:
             return False
-        return self.turns[last].answer >= BLOCK + 4 and not self.turns[last].final
+        return len(self.said[last].answer) >= BLOCK + 4 and not self.turns[last].final
 
     def comes_back(self, number: int) -> bool:
         who = self.turns[number].who
@@ -234,6 +249,8 @@ class Case:
         that anybody may have wanted meanwhile."""
         last = self.before(number)
         if last is None or self.turns[last].tool is None or self.turns[last].has_hints:
+            return False
+        if self.turns[last].stopped:  # the first time nobody knows that its client goes on
             return False
         away_s = sum(turn.after_s for turn in self.turns[last + 1 : number + 1])
         if away_s > 1.5 * TOOLS[self.turns[last].tool]:

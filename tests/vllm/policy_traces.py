@@ -51,7 +51,8 @@ class Turn(_Brief):
     A first turn begins with the system prompt, whose length is `head`, or, as a fork, with all
     that the conversation `of` has. `cut`: a compaction, only so many tokens of the conversation
     stay. `copies` of it come at once. The `answer` has so many tokens; `tool`: what it calls, None:
-    it is for a person. The fields in FIELDS are what its client says about it.
+    it is for a person. `stopped`: its client interrupts it after so many tokens, and goes on with
+    these. The fields in FIELDS are what its client says about it.
     """
 
     who: str
@@ -63,6 +64,7 @@ class Turn(_Brief):
     cut: int | None = None
     copies: int = 1
     answer: int = 4
+    stopped: int | None = None
     tool: str | None = None
     name: str | None = None
     final: bool | None = None
@@ -145,7 +147,7 @@ def texts(turns: Sequence[Turn]) -> list[Text]:
         before = before[: turn.cut]
         kept = before + prompt(turn.new, crc32(f"{turn.who} {number}".encode()))
         asked = kept + prompt(turn.tail, 10**10 + number)
-        answer = reference(asked, turn.answer)
+        answer = reference(asked, turn.stopped or turn.answer)
         has[turn.who] = kept + answer
         made.append(Text(asked, answer, _blocks(asked), _blocks(asked + answer)))
     return made

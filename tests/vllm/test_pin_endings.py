@@ -205,7 +205,7 @@ def test_a_streaming_session_that_ends_in_order_has_ended_as_any_turn_does(
     assert engine.num_pins() == int("gone" not in when)
     assert "s" not in engine.scheduler.requests
     engine.run_turn("b", engine.next_prompt("s", 20), program=None)
-    assert (engine.side.programs.get("job:p").num_turns == 2) == ("gone" not in when)
+    assert engine.side.programs.get("job:p").num_turns == 2, "known by its first answer"
     engine.clock.advance(TTL_S)
     engine.run_until_idle()
     assert engine.usage() == 0

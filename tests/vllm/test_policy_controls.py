@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from continuum_connector.policy.base import Pin
 from continuum_connector.programs import lineage
 from continuum_connector.programs.continuation import TO_ITS_END, Kept
-from continuum_connector.programs.program import ProgramTable
+from continuum_connector.programs.program import Program, ProgramTable
 from continuum_connector.scheduler.decisions import Decider, DramWorth
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.disk_saving import Saving
@@ -121,6 +121,11 @@ def an_end_that_changes_is_not_known(patch: Patch) -> None:
     patch.setattr(lineage, "BACK", ())
 
 
+def an_answer_that_is_stopped_is_over(patch: Patch) -> None:
+    """Whoever interrupts one has gone away, whatever came after it before."""
+    patch.setattr(Program, "goes_on", lambda *_: None)
+
+
 # -- traces ------------------------------------------------------------------------------------
 def rounds(number: int, turns_of: Callable[[int], Iterable[Turn]], **world: int) -> Trace:
     turns = [turn for each in range(number) for turn in turns_of(each)]
@@ -189,6 +194,12 @@ def with_a_reminder(number: int) -> Iterator[Turn]:
     yield goes_on("agent.main", number, 100, tail=24, answer=20, tool="run")
 
 
+def who_interrupts(number: int) -> Iterator[Turn]:
+    for chat in "xy":
+        yield goes_on(f"app.{chat}", number, 200, answer=40, stopped=24, name=chat)
+        yield Turn(f"question.{number}{chat}", 160)
+
+
 def that_share_a_disk_slot(number: int) -> Iterator[Turn]:
     yield Turn(f"agent{number}.main", 66, head=64, answer=1, tool="make")
 
@@ -223,6 +234,13 @@ def test_a_rule_is_red_where_the_product_has_its_fault(
     assert not broken(trace)
     fault(monkeypatch)
     assert broken(trace).keys() == {rule}
+
+
+def test_an_interrupted_answer_that_is_let_go_breaks_two_rules(monkeypatch: Patch) -> None:
+    trace = rounds(6, who_interrupts)
+    assert not broken(trace)
+    an_answer_that_is_stopped_is_over(monkeypatch)
+    assert broken(trace).keys() == {"as_stock", "each_as_stock"}
 
 
 def test_each_rule_has_its_control() -> None:

@@ -507,6 +507,65 @@ def test_a_program_that_is_over_keeps_its_newest_contexts(ends_by: str) -> None:
     assert len(program.left) == (MAX_RESTING if is_alone else MAX_RESTING + 3)
 
 
+# --- a client that interrupts every answer ---------------------------------------------------
+def interrupted(engine: Engine, named: Name, gap_s: float = 1.0) -> int:
+    """What two conversations find whose client stops each answer and goes on with what it has, as a
+    person who interrupts a voice does, beside questions that need all the room."""
+    found, said = 0, {name: prompt(200, seed) for seed, name in enumerate(("left", "right"))}
+    for number in range(8):
+        for name in said:
+            turn_id = f"{name}{number}"
+            engine.add(turn_id, said[name], 40, program=named(name))
+            engine.run_until_idle(until=lambda which=turn_id: len(engine.outputs[which]) >= 24)
+            engine.abort(turn_id)
+            engine.run_until_idle()
+            found += sum(engine.cached[turn_id]) if number > 1 else 0
+            said[name] = said[name] + engine.outputs[turn_id][:24] + prompt(20, 100 + number)
+            later(engine, gap_s)
+            turn(engine, f"asked{name}{number}", prompt(160, 7 * number + len(name)), None)
+    return found
+
+
+@pytest.mark.parametrize("num_slots", [0, 400], ids=["vram", "dram"])
+@pytest.mark.parametrize("named", [itself, nothing])
+def test_who_interrupts_every_answer_finds_what_it_left(num_slots: int, named: Name) -> None:
+    """In stock vLLM the newest stays longest. An answer that nobody waited for was let go at once,
+    so questions came before it."""
+    found = interrupted(ours(60, num_slots), named)
+    assert found >= interrupted(stock(60), named)
+    assert found >= 12 * 200, "each turn after the second finds at least its first prompt"
+
+
+def test_who_went_away_once_is_not_kept_for() -> None:
+    """Nothing has shown that its client goes on."""
+    engine = ours(200, 0)
+    for number, name in enumerate(("a", "b")):
+        engine.add(name, prompt(200, number), 40, program="p")
+        engine.run_until_idle(until=lambda which=name: len(engine.outputs[which]) >= 24)
+        engine.abort(name)
+        engine.run_until_idle()
+        assert not engine.connector.side.pins
+
+
+def test_who_gives_up_before_an_answer_begins_takes_nothing_from_what_it_left() -> None:
+    """Also a client that interrupts answers may do so."""
+    engine = ours(200, 0)
+    said = prompt(200, 1)
+    for number in range(3):
+        engine.add(str(number), said, 40, program="p")
+        engine.run_until_idle(until=lambda which=str(number): len(engine.outputs[which]) >= 24)
+        engine.abort(str(number))
+        engine.run_until_idle()
+        said = said + engine.outputs[str(number)][:24] + prompt(20, 100 + number)
+    left = dict(engine.connector.side.programs.get("job:p").left)
+    assert len(engine.connector.side.pins) == 1
+    engine.add("gone", said, 40, program="p")
+    engine.abort("gone")
+    engine.run_until_idle()
+    assert engine.connector.side.programs.get("job:p").left == left
+    assert turn(engine, "last", said, "p") >= 200 + 2 * 44
+
+
 @pytest.mark.parametrize("is_edited", [True, False])
 def test_a_pin_gives_way_first_once_its_conversation_goes_on_edited(is_edited: bool) -> None:
     """A client clears old results, or condenses them, and sends the answer back behind that: nobody
