@@ -76,16 +76,28 @@ def test_a_turn_that_fills_no_block_more_goes_on_if_it_repeats_the_answer(tail: 
     assert world.arrives(begin + answer[:11] + world.text(10)) is None, "by chance alike"
 
 
-@KNOWN
 @BLOCKS
 @TAILS
-def test_an_agent_whose_requests_end_in_a_message_that_is_never_kept(
-    block: int, tail: int, knows_tokens: bool
+def test_an_agent_whose_requests_end_in_a_message_that_is_never_kept(block: int, tail: int) -> None:
+    world = World(block)
+    assert len(set(agent(world, "a", world.text(2000), tail))) == 1
+
+
+@KNOWN
+@BLOCKS
+@pytest.mark.parametrize("answer", [1, 4, 11, 40])
+@pytest.mark.parametrize("task", [200, 700, 2000])
+def test_calls_that_share_a_system_prompt_are_never_one_program(
+    block: int, answer: int, task: int, knows_tokens: bool
 ) -> None:
-    """By hashes alone the second turn may be anybody's who has the same system prompt; after that
-    there are two full blocks that only this agent can have."""
-    world = World(block, knows_tokens)
-    assert len(set(agent(world, "a", world.text(2000), tail))) <= (1 if knows_tokens else 2)
+    """As to a classifier: of every length, each longer than some call before it by the few tokens
+    that that was answered."""
+    for seed in range(2):
+        world = World(block, knows_tokens, draw=random.Random(seed))
+        system = world.text(1000 + 16 * seed)
+        for number in range(40):
+            prompt = system + world.text(world.draw.randrange(task, 3 * task))
+            assert world.turn(f"call{number}", prompt, world.text(answer)) == f"call{number}"
 
 
 @TAILS
@@ -199,3 +211,46 @@ def test_a_piece_of_an_answer_in_anothers_task_needs_the_same_blocks_before_it()
     assert world.arrives(world.text(1000) + answer) is None
     assert world.arrives(system + answer) == "a", "it is told what another agent was answered"
     assert world.arrives(system + world.text(100)) is None
+
+
+def condensed(world: World, name: str, begin: Tokens, num_turns: int = 6) -> list[str]:
+    """The names of an agent's turns that condenses its context after every few: what it began with,
+    a summary, and its last answer stay."""
+    kept, names, answer = list(begin), [], Tokens()
+    for number in range(3 * num_turns):
+        if number and number % num_turns == 0:
+            kept = begin + world.text(150) + answer + world.text(300)
+        answer = world.text(200)
+        names.append(world.turn(f"{name}{number}", kept, answer))
+        kept = kept + answer + world.text(300)
+    return names
+
+
+@BLOCKS
+def test_a_context_that_is_condensed_again_and_again_stays_its_agents(block: int) -> None:
+    world = World(block)
+    assert condensed(world, "a", world.text(1000)) == ["a0"] * 18
+
+
+@BLOCKS
+def test_what_only_begins_as_a_condensed_context_is_another_program(block: int) -> None:
+    """A new task with the same first message, or an old context of it sent again."""
+    world = World(block)
+    begin = world.text(1000)
+    answers = [world.text(200) for _ in range(3)]
+    kept = list(begin)
+    for answer in answers:
+        assert world.turn("a", kept, answer) == "a"
+        kept = kept + answer + world.text(300)
+    assert world.arrives(begin + world.text(500)) is None
+    assert world.arrives(begin + world.text(150) + answers[0] + world.text(300)) is None
+    assert world.arrives(begin + world.text(150) + answers[-1] + world.text(300)) == "a"
+
+
+@BLOCKS
+def test_of_two_agents_that_begin_alike_none_has_the_others_condensed_context(block: int) -> None:
+    world = World(block)
+    begin = world.text(1000)
+    names = [*condensed(world, "a", begin), *condensed(world, "b", begin)]
+    assert not {name[0] for name in names[:18]} - {"a"}
+    assert not {name[0] for name in names[18:]} - {"b"}
