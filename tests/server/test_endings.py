@@ -28,13 +28,14 @@ def decisions(server: VllmServer, program: str) -> list[dict[str, Any]]:
     return [r for r in records if r["event"] == "decision" and r.get("program") == program]
 
 
-def go_away(server: VllmServer, program: str, **fields: Any) -> dict[str, Any]:
-    """Stream a long answer, leave after its first words; what was decided of the turn."""
+def go_away(server: VllmServer, program: str, more: str = "", **fields: Any) -> dict[str, Any]:
+    """Stream a long answer, leave after its first words; what was decided of the turn. `more`: what
+    its prompt has behind that of the program's first turn."""
     known = len(decisions(server, f"job:{program}"))
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     with client.completions.create(
         model=SERVED_NAME,
-        prompt=text_of(120, program),
+        prompt=text_of(120, program) + more,
         max_tokens=2000,
         temperature=0,
         stream=True,
@@ -55,6 +56,16 @@ def test_a_client_that_goes_away_in_mid_stream_leaves_no_pin(agents: VllmServer)
     decision = eventually(lambda: aborted(go_away(agents, "goes-away")))
     assert decision["decision"] == "free"
     eventually(lambda: pins_live(agents) == 0 and usage(agents) == 0)
+
+
+def test_a_client_that_goes_on_after_an_interrupted_answer_has_the_next_one_pinned(
+    agents: VllmServer,
+) -> None:
+    reset(agents)
+    eventually(lambda: aborted(go_away(agents, "interrupts")))
+    decision = go_away(agents, "interrupts", " " + text_of(40, "and then"))
+    assert (decision["decision"], decision["aborted"]) == ("pin", False)
+    eventually(lambda: pins_live(agents) == 1)
 
 
 def test_a_stop_string_ends_a_turn_and_pins_it(agents: VllmServer) -> None:
