@@ -173,7 +173,8 @@ class LineageIndex:
         # repeats the answer.
         num_more = num_prompt_tokens - end.num_prompt_tokens
         is_own = repeats or not end.weak
-        if end.of_prompt and not self._follow(end, block_hashes) and not (is_own and num_more > 0):
+        has_grown = is_own and num_more > 0
+        if end.of_prompt and not self._follow(end, block_hashes) and not has_grown:
             return None
         if not end.live or end.shared:
             return None
