@@ -320,24 +320,21 @@ def costs_its_room(case: Case) -> Iterator[str]:
 
 
 def idle_is_quiet(case: Case) -> Iterator[str]:
-    """Without requests a server writes at most what DRAM holds, and what pins keep, which follows
-    when they end; then nothing.
+    """Without requests a server writes at most what DRAM holds, and then nothing.
 
-    Slack: the last of that content may share a disk slot with what is there already.
+    Slack: the last of that content may share a disk slot with what is there already; what a pin
+    keeps is written when the pin ends.
     """
     if not case.world.disk:
         return
     written = case.ours.engine.worker.disk
-
-    def pinned() -> int:
-        return sum(len(pin.blocks) for pin in case.ours.engine.connector.side.pins)
-
-    start, most = written.num_written, case.world.slots + pinned()
+    start = written.num_written
     case.ours.rest(60.0)
-    then, rest = written.num_written, pinned()
+    then = written.num_written
+    pinned = sum(len(pin.blocks) for pin in case.ours.engine.connector.side.pins)
     case.ours.rest(120.0)
     slack = case.world.per_slot
-    if then - start > most * slack or written.num_written > then + rest * slack:
+    if then - start > case.world.slots * slack or written.num_written > then + pinned * slack:
         later = written.num_written - then
         yield f"idle, it wrote {then - start} blocks in a minute, then {later}"
 
