@@ -19,7 +19,10 @@ What identifies, and what must not:
             where an old tool result is cleared from the context.
     early:  blocks of EARLY before p of a first prompt. Needed where a request ends in a message
             that the next one lacks. They may be a system prompt that others share, however
-            long, so they identify only if a piece of A's answer follows in the prompt.
+            long, so they identify only with a proof:
+            - a piece of A's answer follows in the prompt, or, where the tokens are not known,
+            - another program's prompt is known to part from A's, this one goes on with A's for at
+              least two blocks more, and it is longer by A's answer.
             From the second turn on, the block before A's own text is one: a context that was
             condensed or cleared has what it began with, and repeats the answer behind other text.
 
@@ -43,6 +46,7 @@ EARLY = (2, 3, 4, 6, 8, 12, 16, 24, 32)  # blocks back from a prompt's end
 BACK = (1, *EARLY, 64, 128, 256, 512, 1024, 2048, 4096)
 NUM_ENDS = NUM_STRONG + len(BACK) + 2  # of a chain at most
 NUM_CHAINS = 4  # of a program
+NUM_OWN = 2  # blocks
 PIECE, NUM_PIECES = 12, 8  # tokens of an answer
 MAX_FOUND = 64  # ends of a prompt that are looked at
 LOOK = 8192  # tokens of a prompt that are searched for them
@@ -54,7 +58,7 @@ class _End:
 
     `live`: it may identify `program`. An end that is no longer live still remembers that the
     program was there. `next_hash` is the block that followed a weak end, b"" before any did.
-    `early`: it identifies only if the answer follows, as it did once if it `is_proven`.
+    `early`: it identifies only with a proof, which was found once if it `is_proven`.
     """
 
     program: str
@@ -73,9 +77,11 @@ class _End:
 @dataclass(slots=True)
 class _Known:
     """What is known of a program. `own`: position and hash of the first block that covers text of
-    its own. `pieces`: of its last answer. `num_answer_tokens`: of its full blocks."""
+    its own. `parted`: the last position that another program's prompt is known to share, -1 if
+    there is none. `pieces`: of its last answer. `num_answer_tokens`: of its full blocks."""
 
     own: tuple[int, bytes] | None = None
+    parted: int = -1
     pieces: tuple[bytes, ...] = ()
     num_answer_tokens: int = 0
 
@@ -112,6 +118,8 @@ class LineageIndex:
         """
         known = self._known.get(program, _Known())
         last = self._last_known(program, block_hashes)
+        if last is None:
+            known.parted = max(known.parted, self._parts_at(program, block_hashes))
         following = self._own_from(program, last)
         self._forget_continued(program, block_hashes)
         num_blocks = len(block_hashes)
@@ -137,7 +145,7 @@ class LineageIndex:
             num_answer_tokens = per_block * (num_blocks - prompt_end)
             first = (own, block_hashes[own]) if own < num_blocks else None
             pieces = pieces_of(answer)
-            self._known[program] = _Known(first, pieces, num_answer_tokens)
+            self._known[program] = _Known(first, known.parted, pieces, num_answer_tokens)
         while len(self._ends) > self._max_ends:
             oldest = next(iter(self._ends))
             self._unlink(oldest, self._ends[oldest].program)
@@ -151,36 +159,37 @@ class LineageIndex:
     ) -> str | None:
         """Return the program whose last turn this prompt continues, or None if unsure.
 
-        The longest known end decides; if that one is shared, nobody is named. Early ends that no
-        piece of the answer follows do not count. `tokens`: the prompt's, if they are known. Probes
-        only positions at which some turn ended, longest first and in C.
+        The longest known end decides; if that one is shared, nobody is named. Early ends without a
+        proof do not count. `tokens`: the prompt's, if they are known. Probes only positions at
+        which some turn ended, longest first and in C.
         """
+        is_proven = repeats = False
         for found in self._found(block_hashes):
             end = self._ends[found]
-            may_name = end.live and end.weak and not end.shared
-            repeats = may_name and _repeats(self._known[end.program], end, block_hashes, tokens)
+            if end.live and end.weak and not end.shared:
+                known = self._known[end.program]
+                repeats = _repeats(known, end, block_hashes, tokens)
+                is_proven = repeats or _is_proof(known, end, num_prompt_tokens, tokens)
+                if end.early and is_proven:
+                    end.is_proven = True
+                    self._ends.move_to_end(found)
+                    return end.program
+                if not is_proven:
+                    known.parted = max(known.parted, end.position)
             if not end.early:
                 break
-            if repeats:
-                end.is_proven = True
-                self._ends.move_to_end(found)
-                return end.program
         else:
             return None
         self._ends.move_to_end(found)
         # The same prompt again is a retry, or another sample of one task, unless it has grown
         # within its last block; where a first prompt ends, that text may be anybody's, unless it
         # repeats the answer.
-        num_more = num_prompt_tokens - end.num_prompt_tokens
         is_own = repeats or not end.weak
-        has_grown = is_own and num_more > 0
+        has_grown = num_prompt_tokens > end.num_prompt_tokens and is_own
         if end.of_prompt and not self._follow(end, block_hashes) and not has_grown:
             return None
-        if not end.live or end.shared:
-            return None
-        # By its length alone if the client may have written the answer anew.
-        has_answer = 2 * num_more > self._known[end.program].num_answer_tokens
-        return end.program if is_own or has_answer or not num_prompt_tokens else None
+        is_sure = is_proven or not end.weak
+        return end.program if is_sure and end.live and not end.shared else None
 
     def forget(self, program: str) -> None:
         """Stop recognising `program`; what is known of shared prompts stays."""
@@ -211,6 +220,11 @@ class LineageIndex:
         if 2 * known < len(block_hashes):
             probes = map(block_hashes.__getitem__, reversed(self._positions[:known]))
         return islice(filter(self._ends.__contains__, probes), MAX_FOUND)
+
+    def _parts_at(self, program: str, block_hashes: Sequence[bytes]) -> int:
+        """The last end in these blocks that another program was at; -1 if there is none."""
+        ends = (self._ends[each] for each in self._found(block_hashes))
+        return next((end.position for end in ends if end.program != program), -1)
 
     def _own_from(self, program: str, last: _End | None) -> int:
         """From which block on a turn has text of its program's own, if `last` is the last end in it
@@ -309,6 +323,19 @@ def _repeats(
     begin = len(tokens) * (end.position + 1) // (len(block_hashes) + 1)
     text = as_bytes(tokens[begin : begin + LOOK])
     return any(piece in text for piece in known.pieces)
+
+
+def _is_proof(
+    known: _Known, end: _End, num_prompt_tokens: int, tokens: Sequence[int] | None
+) -> bool:
+    """Whether a prompt that has this weak end goes on with its program's conversation, by what its
+    length and other prompts say."""
+    num_more = num_prompt_tokens - end.num_prompt_tokens
+    if not end.early:
+        return not num_prompt_tokens or 2 * num_more > known.num_answer_tokens
+    num_own = end.position - known.parted if known.parted >= 0 else 0
+    has_own = num_own >= NUM_OWN and num_more > known.num_answer_tokens
+    return has_own and tokens is None
 
 
 def pieces_of(answer: Sequence[int]) -> tuple[bytes, ...]:

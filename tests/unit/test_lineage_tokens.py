@@ -76,24 +76,28 @@ def test_a_turn_that_fills_no_block_more_goes_on_if_it_repeats_the_answer(tail: 
     assert world.arrives(begin + answer[:11] + world.text(10)) is None, "by chance alike"
 
 
+@KNOWN
 @BLOCKS
 @TAILS
-def test_an_agent_whose_requests_end_in_a_message_that_is_never_kept(block: int, tail: int) -> None:
-    world = World(block)
-    assert len(set(agent(world, "a", world.text(2000), tail))) == 1
+def test_an_agent_whose_requests_end_in_a_message_that_is_never_kept(
+    block: int, tail: int, knows_tokens: bool
+) -> None:
+    """By hashes alone the second turn may be anybody's who has the same system prompt; after that
+    there are two full blocks that only this agent can have."""
+    world = World(block, knows_tokens)
+    assert len(set(agent(world, "a", world.text(2000), tail))) <= (1 if knows_tokens else 2)
 
 
-@KNOWN
 @BLOCKS
 @pytest.mark.parametrize("answer", [1, 4, 11, 40])
 @pytest.mark.parametrize("task", [200, 700, 2000])
 def test_calls_that_share_a_system_prompt_are_never_one_program(
-    block: int, answer: int, task: int, knows_tokens: bool
+    block: int, answer: int, task: int
 ) -> None:
     """As to a classifier: of every length, each longer than some call before it by the few tokens
     that that was answered."""
     for seed in range(2):
-        world = World(block, knows_tokens, draw=random.Random(seed))
+        world = World(block, draw=random.Random(seed))
         system = world.text(1000 + 16 * seed)
         for number in range(40):
             prompt = system + world.text(world.draw.randrange(task, 3 * task))
