@@ -89,16 +89,20 @@ class Played:
 
     def _run(self, stopped: set[int]) -> None:
         """Until all are answered, or interrupted."""
-        while self.engine.step():
-            for number in list(stopped):
-                name, most = f"{number}.0", self.turns[number].stopped
-                if len(self.engine.outputs[name]) == most:
-                    if self.engine.connector is not None:  # who goes away is told nothing
-                        self.programs[number] = self.engine.connector.side.turns.get(
-                            name
-                        ).program.key
-                    self.engine.abort(name)
-                    stopped.remove(number)
+        said, connector = self.engine.outputs, self.engine.connector
+
+        def due() -> list[int]:
+            return [n for n in stopped if len(said[f"{n}.0"]) == self.turns[n].stopped]
+
+        while stopped:
+            self.engine.run_until_idle(until=lambda: bool(due()))
+            assert due(), self.engine.describe()
+            for number in due():
+                if connector is not None:  # who goes away is told nothing
+                    self.programs[number] = connector.side.turns.get(f"{number}.0").program.key
+                self.engine.abort(f"{number}.0")
+                stopped.remove(number)
+        self.engine.run_until_idle()
 
     def rest(self, seconds: float) -> None:
         """Let time pass in which nobody asks for anything."""
