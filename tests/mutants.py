@@ -387,6 +387,27 @@ MUTANTS = (
         "tests/vllm/test_stock.py",
     ),
     Mutant(
+        "shadow: pins go on while they lose",
+        "scheduler/scheduler.py",
+        "        if loses and self._heeds_stock:\n",
+        "        if False:\n",
+        "tests/vllm/test_stock.py",
+    ),
+    Mutant(
+        "shadow: what pins won pays for whatever they lose",
+        "scheduler/stock.py",
+        "        self._lost = max(self._lost + lost, -self._most)\n",
+        "        self._lost += lost\n",
+        "tests/vllm/test_stock.py",
+    ),
+    Mutant(
+        "policy: pins are made while they lose",
+        "policy/adaptive.py",
+        "        if snapshot.pins_lose:\n            return 0.0, False\n",
+        "",
+        "tests/unit/test_policy_adaptive.py",
+    ),
+    Mutant(
         "policy: nothing that is pinned costs others anything",
         "policy/adaptive.py",
         "        cost=max(snapshot.price * turn.num_blocks, FORESEEN * weight),\n",

@@ -79,8 +79,8 @@ def _metric(
 counter, gauge, histogram = (functools.partial(_metric, kind) for kind in Kind)
 
 DIRECTIONS = ("store", "load", "write", "read")
-PIN_CAUSES: tuple[str, ...] = ("returned", "expired", "pressure", "superseded", "program_done")
-PIN_CAUSES += ("reset", "switched_off", "shutdown")
+PIN_CAUSES: tuple[str, ...] = ("returned", "expired", "pressure", "superseded", "loses")
+PIN_CAUSES += ("program_done", "reset", "switched_off", "shutdown")
 _ANY = ("superseded", "never", "switched_off")
 _FOUND = ("in_vram", "in_dram", "in_disk", "recomputed", *_ANY)
 _OF_PIN = ("in_time", "expired", "pressure", "diverged", "reset", *_ANY)
@@ -138,7 +138,8 @@ METRICS: tuple[Metric, ...] = (
         "a leak"),
     counter("pins_started", "Turns pinned; minus pins_ended this is pins_live"),
     counter("pins_ended", "Pins ended, by cause; many `expired`: the TTL is short; many "
-        "`pressure`: VRAM is short", cause=PIN_CAUSES),
+        "`pressure`: VRAM is short; `loses`: stock vLLM would find more, so none is made",
+        cause=PIN_CAUSES),
     histogram("pin_seconds", "How long pins were held; most near ttl_s: tool calls outlast the TTL",
         PIN_BUCKETS),
     counter("prompt_tokens", "Prompt tokens looked up; hit_tokens is a share of them"),

@@ -70,6 +70,7 @@ class Adaptive:
     orders = True
     reads = True
     ranks_dram = True
+    heeds_stock = True
 
     def __init__(self, max_ttl_s: float) -> None:
         self._max_ttl_s = max_ttl_s
@@ -135,6 +136,8 @@ class Adaptive:
         A client gets what it asks for as long as that costs others no more than it saves, at the
         current price, because what it adds gives way before every other pin. 0 s means no pin.
         """
+        if snapshot.pins_lose:
+            return 0.0, False
         pays = (
             pin.gain > HOLD_S * turn.num_blocks and turn.gap.within(self._max_ttl_s) >= MIN_P_BACK
         )
@@ -151,6 +154,8 @@ class Adaptive:
     def _why_free(self, turn: FinishedTurn, snapshot: Snapshot, p_read: float) -> str:
         if not turn.gap.cdf[-1]:
             return "nobody expects it back"
+        if snapshot.pins_lose:
+            return "no pin pays: lately, stock vLLM would have found more"
         if not snapshot.has_tier:
             p_back = turn.gap.within(self._max_ttl_s)
             back = f"{p_back:.0%} of such pauses end within {self._max_ttl_s:g} s"

@@ -154,7 +154,8 @@ class Snapshot(Struct, frozen=True):
     pins that a client made longer than the policy would have. From then on they count as free,
     because anybody who needs them gets them. `num_at_bus`: turns that load or wait for the bus, on
     average over the last seconds. `takes_store`: False if DRAM has just refused most of
-    this turn's blocks, because what it holds is needed sooner, or busy.
+    this turn's blocks, because what it holds is needed sooner, or busy. `pins_lose`: nobody waits,
+    and stock vLLM would have found more lately than we did.
     """
 
     now: float
@@ -172,6 +173,7 @@ class Snapshot(Struct, frozen=True):
     num_hinted_blocks: int = 0
     num_at_bus: float = 0.0
     takes_store: bool = True
+    pins_lose: bool = False
 
     @property
     def num_delayed(self) -> int:
@@ -203,12 +205,14 @@ class RetentionPolicy(Protocol):
     `orders`: whether waiting turns are put into program order; if not, vLLM's own order stays.
     `reads`: whether tool calls matter to it; if not, no output is read and no tokenizer is loaded.
     `ranks_dram`: whether `dram_rank` says whose blocks leave DRAM; if not, the least recently used
-    leave. The defaults are those of policies that price nothing.
+    leave. `heeds_stock`: whether its pins end while what they keep finds less than stock vLLM
+    would. The defaults are those of policies that price nothing.
     """
 
     orders: bool
     reads: bool
     ranks_dram: bool = False
+    heeds_stock: bool = False
 
     def decide(self, turn: FinishedTurn, snapshot: Snapshot) -> Choice:
         """Return the decision and why; a pure function of its arguments."""

@@ -45,6 +45,7 @@ class Hinted:
         self.orders = policy.orders
         self.reads = policy.reads
         self.ranks_dram = policy.ranks_dram
+        self.heeds_stock = policy.heeds_stock
         self._max_ttl_s = max_ttl_s
         self._max_fraction = max_fraction
         # Of these a policy needs no hints.

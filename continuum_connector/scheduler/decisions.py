@@ -38,6 +38,7 @@ from continuum_connector.scheduler.holds import BlockPool, num_usable
 from continuum_connector.scheduler.kv_groups import ChainBlocks
 from continuum_connector.scheduler.pins import Retention
 from continuum_connector.scheduler.records import Records
+from continuum_connector.scheduler.stock import Balance
 from continuum_connector.scheduler.tiers.base import Tier
 from continuum_connector.scheduler.tiers.traffic import Kind, Transfer, TransferState
 from continuum_connector.scheduler.turns import Absence, Away, LivePin, PinEnd, Turn, TurnEnd, Turns
@@ -349,6 +350,7 @@ class Snapshots:
         costs: Costs,
         turns: Turns,
         bus: Bus,
+        balance: Balance,
     ) -> None:
         self._pool = pool
         self._retention = retention
@@ -356,6 +358,7 @@ class Snapshots:
         self._costs = costs
         self._turns = turns
         self._bus = bus
+        self._balance = balance
 
     def take(self, now: float) -> Snapshot:
         """Take one for the policy, which sees blocks held only by clients' wishes as free."""
@@ -376,6 +379,7 @@ class Snapshots:
             residence_s=self._tier.residence_s(now),
             num_hinted_blocks=self._retention.num_hinted_blocks,
             num_at_bus=self._bus.num_turns(now),
+            pins_lose=self._balance.pins_lose and not self._turns.num_waiting,
         )
 
     def update_gauges(self, account: Account) -> None:

@@ -149,6 +149,14 @@ class Retention:
             if pin.kept.continued(hashes) == TO_ITS_END:
                 self._end(pin, cause, now)
 
+    def give_up_all(self, now: float, before: Callable[[LivePin], None]) -> None:
+        """End all pins but those that a turn came back for, because stock vLLM finds more without
+        any; `before` is called with each while it still holds its blocks."""
+        for pin in self.pins:
+            if not pin.is_returning:
+                before(pin)
+                self._end(pin, PinEnd.LOSES, now)
+
     def end_all(self, cause: PinEnd, now: float) -> None:
         for pin in self.pins:
             self._end(pin, cause, now)

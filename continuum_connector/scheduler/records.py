@@ -349,6 +349,7 @@ def _known(finished: FinishedTurn, snapshot: Snapshot, ttl_s: float | None) -> d
         "vram_blocks": snapshot.num_blocks,
         "residence": snapshot.residence_s,
         "dram_refused": not snapshot.takes_store,
+        "pins_lose": snapshot.pins_lose,
     }
 
 
@@ -356,6 +357,7 @@ def _known(finished: FinishedTurn, snapshot: Snapshot, ttl_s: float | None) -> d
 _OF_PIN_END = {
     PinEnd.EXPIRED: "expired",
     PinEnd.PRESSURE: "pressure",
+    PinEnd.LOSES: "pressure",  # given up for others as well
     PinEnd.RESET: "reset",
 }
 

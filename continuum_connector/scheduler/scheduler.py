@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from continuum_connector.config import ContinuumConfig
@@ -24,7 +25,7 @@ from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks, KvGr
 from continuum_connector.scheduler.pins import Retention, Room
 from continuum_connector.scheduler.queue import Queues
 from continuum_connector.scheduler.records import Records, answer
-from continuum_connector.scheduler.stock import UnknownStock
+from continuum_connector.scheduler.stock import Balance, UnknownStock
 from continuum_connector.scheduler.tiers.base import RankAt, Tier
 from continuum_connector.scheduler.tiers.traffic import Traffic
 from continuum_connector.scheduler.turns import (
@@ -92,6 +93,7 @@ class SchedulerSide:
         self.programs = ProgramTable(config.max_programs, lambda key: key not in pins)
         # What lies below it.
         self._worth = DramWorth(self.programs, decider, self.turns)
+        self._heeds_stock = policy.heeds_stock
         self._lends = policy.ranks_dram  # others go by last use, whoever has what
         rank_at = self._worth.rank_at if policy.ranks_dram else None
         self.tier = tier = make_tier(rank_at, self.turns.has_waiting)
@@ -116,7 +118,10 @@ class SchedulerSide:
             gate, from_below, same_load, bus, adapters, self.queues, self.turns, records
         )
         # What decides on finished turns, and what makes room.
-        self.snapshots = Snapshots(pool, self.retention, tier, costs, self.turns, bus)
+        self._balance = Balance(vram * groups.hash_size)
+        self.snapshots = Snapshots(
+            pool, self.retention, tier, costs, self.turns, bus, self._balance
+        )
         self._decisions = Decisions(
             decider, self.snapshots, self.retention, tier, records, groups.are_simple
         )
@@ -252,6 +257,9 @@ class SchedulerSide:
         """The turn runs for the first time."""
         num_found = turn.num_found
         self.waits.gate.found(turn, num_found)
+        loses = not self.turns.num_waiting and self._balance.found(turn.against_stock, now)
+        if loses and self._heeds_stock:
+            self.steps.give_up_pins(now)
         self.records.admitted(request, turn, now)
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size
         self._costs.waited(now - turn.arrival, turn.vram_tokens < shared, now)
@@ -512,12 +520,15 @@ class Steps:
     def expire(self, now: float) -> None:
         """End the pins that are due. If a pin's blocks belong in DRAM at its end (After.STORE), a
         store is queued for those that are not there yet."""
+        self._retention.expire(now, before=partial(self._store_at_end, now=now))
 
-        def store(pin: LivePin) -> None:
-            if pin.then is After.STORE:
-                self._tier.store(pin.program, pin.blocks.read_again(), now)
+    def give_up_pins(self, now: float) -> None:
+        """What pins keep finds less than stock vLLM would: end them."""
+        self._retention.give_up_all(now, before=partial(self._store_at_end, now=now))
 
-        self._retention.expire(now, before=store)
+    def _store_at_end(self, pin: LivePin, now: float) -> None:
+        if pin.then is After.STORE:
+            self._tier.store(pin.program, pin.blocks.read_again(), now)
 
     def has_work(self, now: float) -> bool:
         """Whether an otherwise idle engine must step: if a copy must be looked at or a pin is due,

@@ -18,7 +18,7 @@ Cost: a few dictionary look-ups and slices per turn, and the length of each runn
 none per block; at most one entry per VRAM block. A chain is not kept block by block but as
 stretches that were last used by the same turn. Books that do not add up are begun anew.
 
-AgainstStock: what was found of a turn, beside that.
+AgainstStock: what was found of a turn, beside that. Balance: whether pins lose by it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 
 WRONG = (
     "ContinuumConnector: the shadow of stock vLLM's cache did not add up and begins anew; only "
-    "what is told against stock is affected. Please report it"
+    "what is told against stock, and whether pins end for it, is affected. Please report it"
 )
 logger = logging.getLogger(f"vllm.{__name__}")
 
@@ -54,6 +54,38 @@ class AgainstStock:
 
     def as_dict(self) -> dict[str, int]:
         return dict(vars(self))
+
+
+class Balance:
+    """Whether what we keep finds less than stock vLLM would, lately: no pin pays then.
+
+    Only turns that come while nobody waits count. Stock would have admitted those at the same time;
+    under load it would not, as it computes what it has lost (docs/decisions.md). What was lost
+    counts half after HALF_S, so pins are tried again.
+    """
+
+    SHARE = 1 / 8  # of VRAM: what may be lost, beyond what was won, up to as much
+    HALF_S = 600.0
+
+    def __init__(self, num_tokens: int) -> None:
+        """`num_tokens`: what VRAM holds."""
+        self._most = self.SHARE * num_tokens
+        self._lost, self._since = 0.0, 0.0
+
+    @property
+    def pins_lose(self) -> bool:
+        return self._lost > self._most
+
+    def found(self, against: AgainstStock | None, now: float) -> bool:
+        """A turn runs, and nobody waits; return whether stock would have found more of it, and has
+        of all lately."""
+        if against is None:
+            return False
+        self._lost *= 0.5 ** ((now - self._since) / self.HALF_S)
+        self._since = now
+        lost = against.only_stock - against.only_ours
+        self._lost = max(self._lost + lost, -self._most)
+        return lost > 0 and self.pins_lose
 
 
 class _Stretch:
@@ -100,8 +132,8 @@ class UnknownStock:
 
 
 def _cautious(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A mistake costs no more than the books: they only tell, and are asked inside the engine's
-    step, where an exception would end the server."""
+    """A mistake costs no more than the books: they are asked inside the engine's step, where an
+    exception would end the server."""
 
     @functools.wraps(method)
     def ask(self: StockCache, *what: Any) -> Any:

@@ -196,6 +196,7 @@ class PinEnd(enum.Enum):
     EXPIRED = "expired"  # the tool call took longer than the TTL
     PRESSURE = "pressure"  # a request needed the room, or the budget was full
     SUPERSEDED = "superseded"  # a turn that continues its chain ended
+    LOSES = "loses"  # what pins keep finds less than stock vLLM would
     PROGRAM_DONE = "program_done"  # the program's last turn ended
     RESET = "reset"  # the prefix cache was reset
     SWITCHED_OFF = "switched_off"  # an operator switched the connector off

@@ -412,3 +412,14 @@ def test_who_is_known_to_be_back_in_time_is_pinned_and_nobody_else() -> None:
 def test_no_pin_of_a_known_gap_expires(gap_s: float) -> None:
     choice = decide(finished(prefill_s=9.0, gap=Forecast.known(gap_s)), world())
     assert not isinstance(choice.decision, Pin) or choice.decision.ttl_s >= gap_s
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_nothing_is_pinned_while_stock_would_find_more(has_tier: bool) -> None:
+    """Not for a hint either; what is worth a copy still goes to DRAM."""
+    for hints in (Hints(), Hints(ttl_s=30.0)):
+        turn = finished(hints=hints, gap=BACK_IN_2_S, prefill_s=9.0, load_s=1.0)
+        assert isinstance(decide(turn, world(has_tier)).decision, Pin)
+        choice = decide(turn, world(has_tier, pins_lose=True))
+        assert choice.decision == (Offload() if has_tier else Free())
+        assert has_tier or "stock vLLM would have found more" in choice.why

@@ -61,7 +61,7 @@ def test_the_metrics_table_has_each_metric_as_it_is_scraped(tables: ModuleType) 
     assert found["`continuum:pins_live`"][0] == "gauge"
     assert found["`continuum:pins_ended_total`"][:2] == [
         "counter",
-        "cause: returned, expired, pressure, superseded, program_done, reset, switched_off, "
+        "cause: returned, expired, pressure, superseded, loses, program_done, reset, switched_off, "
         "shutdown",
     ]
     assert found["`continuum:pin_seconds`"][:2] == ["histogram", ""]

@@ -1,23 +1,27 @@
 """What stock vLLM would have found: the shadow beside a scheduler that is stock says what it found,
-turn by turn."""
+turn by turn. Balance: where that is more than we find, pins end."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from bench.common.known_costs import know
 from continuum_connector.observe.account import KEPT
-from continuum_connector.policy.base import Free, Offload, Pin
-from continuum_connector.scheduler.stock import StockCache
+from continuum_connector.policy.base import After, Free, Offload, Pin
+from continuum_connector.scheduler.stock import AgainstStock, Balance, StockCache
+from continuum_connector.toolcalls import Asked, Ending
 from tests.vllm.agents import AgentEngine
-from tests.vllm.harness import prompt
+from tests.vllm.harness import Engine, prompt
+from tests.vllm.machine_draws import COSTS
 from tests.vllm.test_everything import Agents
 from tests.vllm.test_outcomes import Agents as Deciding
 from tests.vllm.test_outcomes import Says
-from tests.vllm.tiering import BLOCK, MODES
+from tests.vllm.tiering import BLOCK, MODES, tiered
 
 NOTHING = dict.fromkeys(("only_ours", "stock_too", "only_stock"), 0)
 ONLY = {kept: NOTHING | {kept: 96} for kept in NOTHING}
@@ -290,3 +294,99 @@ def turn(name: str, num_blocks: int) -> Any:
         num_tokens=16 * num_blocks,
         skip_reading_prefix_cache=False,
     )
+
+
+# --- what it decides: pins end while they lose ------------------------------------------
+def test_pins_lose_once_stock_has_found_an_eighth_of_vram_more() -> None:
+    balance = Balance(800)
+    assert not balance.found(None, 0.0)
+    assert not balance.found(AgainstStock(0, 500, 100), 0.0)
+    assert not balance.pins_lose
+    assert balance.found(AgainstStock(0, 0, 1), 0.0)
+    assert balance.pins_lose
+
+
+def test_what_pins_won_pays_for_as_much_as_they_may_lose() -> None:
+    balance = Balance(800)
+    assert not balance.found(AgainstStock(5000, 0, 0), 0.0)
+    assert not balance.found(AgainstStock(0, 0, 200), 0.0)
+    assert balance.found(AgainstStock(0, 0, 1), 0.0)
+    assert not balance.found(AgainstStock(1, 0, 0), 0.0), "pins won"
+    assert not balance.pins_lose
+
+
+def test_pins_are_tried_again() -> None:
+    """A turn that pins win is no reason to end them, and what was lost counts less with time."""
+    balance = Balance(800)
+    assert balance.found(AgainstStock(0, 0, 180), 0.0)
+    assert not balance.found(AgainstStock(10, 0, 0), 1.0)
+    assert balance.pins_lose
+    balance.found(AgainstStock(0, 700, 0), Balance.HALF_S)
+    assert not balance.pins_lose
+
+
+def a_chat_beside_scripts(engine: Engine, num_rounds: int = 12) -> int:
+    """What a chat finds beside scripts that call a tool and never come back. What they left is
+    worth more than what a person will read, as far as anybody knows."""
+    found, history = 0, prompt(300, seed=1)
+    rest = engine.clock.advance if engine.connector is None else engine.idle
+    for number in range(num_rounds):
+        engine.add(f"script{number}", prompt(300, seed=100 + number), 6, program=f"s{number}")
+        engine.run_until_idle()
+        rest(4.0)
+        engine.add(f"chat{number}", history, 6)
+        engine.run_until_idle()
+        found += sum(engine.cached[f"chat{number}"])
+        history = list(engine.requests[f"chat{number}"].all_token_ids) + prompt(10, seed=number)
+        rest(4.0)
+    return found
+
+
+def reading(num_slots: int, **config: Any) -> Engine:
+    """Every other turn calls a tool; to compute is slow."""
+    engine = tiered(60, num_slots, config={"policy": "adaptive", **config})
+    know(engine.connector.costs, COSTS["both"])
+    said = itertools.cycle([Asked(Ending.CALLS, ("run",)), Asked(Ending.ANSWER)])
+    engine.connector.side.decider._reader.read = lambda *_, **__: next(said)
+    return engine
+
+
+def num_ended(engine: Engine) -> int:
+    """Pins that ended because stock would find more."""
+    return int(engine.connector.side.records.account.total("pins_ended", "loses"))
+
+
+def test_pins_that_lose_end_and_none_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lose an eighth of VRAM and the turn that shows it, once."""
+    stock = a_chat_beside_scripts(Engine(60, connector=None))
+    ours = reading(0)
+    assert a_chat_beside_scripts(ours) == stock - 304
+    assert num_ended(ours) > 0
+    assert len(ours.connector.side.pins) == 0
+    monkeypatch.setattr(Balance, "found", lambda *_: False)
+    assert a_chat_beside_scripts(reading(0)) < stock - 600, "as it would be without"
+
+
+def test_what_loses_in_vram_goes_to_dram_all_the_same() -> None:
+    """There is no loss where DRAM has what VRAM lost: pins stay."""
+    ours = reading(200)
+    stock = a_chat_beside_scripts(Engine(60, connector=None))
+    assert a_chat_beside_scripts(ours) >= stock
+    assert num_ended(ours) == 0
+
+
+def test_pins_that_end_so_leave_what_they_were_to_leave() -> None:
+    """Not the one that a turn came back for; and what was to be in DRAM afterwards is stored."""
+    engine = Told(Pin(60.0, After.STORE), 60, num_slots=60)
+    engine.leave("a", 90, 1, Pin(60.0, After.STORE))
+    engine.leave("b", 90, 2, Pin(60.0, After.STORE))
+    side = engine.side
+    assert len(side.pins) == 2
+    engine.add("back", engine.next_prompt("a", 20), 4, program="a")
+    side.steps.give_up_pins(engine.clock())
+    assert [pin.program for pin in side.pins] == ["job:a"]
+    engine.run_until_idle()
+    assert engine.total("pins_ended", "loses") == 1
+    engine.leave("x", 900, 3, Free())
+    engine.run_turn("b2", engine.next_prompt("b", 20), program="b")
+    assert engine.kv_transfer_params["b2"]["continuum"]["cached_tokens"] == {"vram": 0, "dram": 96}
