@@ -389,7 +389,7 @@ MUTANTS = (
     Mutant(
         "shadow: pins go on while they lose",
         "scheduler/scheduler.py",
-        "        if loses and self._heeds_stock:\n",
+        "        if self._balance.found(turn.against_stock, now) and self._heeds_stock:\n",
         "        if False:\n",
         "tests/vllm/test_stock.py",
     ),

@@ -379,7 +379,7 @@ class Snapshots:
             residence_s=self._tier.residence_s(now),
             num_hinted_blocks=self._retention.num_hinted_blocks,
             num_at_bus=self._bus.num_turns(now),
-            pins_lose=self._balance.pins_lose and not self._turns.num_waiting,
+            pins_lose=self._balance.pins_lose(now),
         )
 
     def update_gauges(self, account: Account) -> None:

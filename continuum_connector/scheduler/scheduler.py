@@ -118,7 +118,7 @@ class SchedulerSide:
             gate, from_below, same_load, bus, adapters, self.queues, self.turns, records
         )
         # What decides on finished turns, and what makes room.
-        self._balance = Balance(vram * groups.hash_size)
+        self._balance = Balance(vram * groups.hash_size, costs.share_blocked)
         self.snapshots = Snapshots(
             pool, self.retention, tier, costs, self.turns, bus, self._balance
         )
@@ -257,8 +257,7 @@ class SchedulerSide:
         """The turn runs for the first time."""
         num_found = turn.num_found
         self.waits.gate.found(turn, num_found)
-        loses = not self.turns.num_waiting and self._balance.found(turn.against_stock, now)
-        if loses and self._heeds_stock:
+        if self._balance.found(turn.against_stock, now) and self._heeds_stock:
             self.steps.give_up_pins(now)
         self.records.admitted(request, turn, now)
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size

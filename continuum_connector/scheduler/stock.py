@@ -59,33 +59,34 @@ class AgainstStock:
 class Balance:
     """Whether what we keep finds less than stock vLLM would, lately: no pin pays then.
 
-    Only turns that come while nobody waits count. Stock would have admitted those at the same time;
-    under load it would not, as it computes what it has lost (docs/decisions.md). What was lost
-    counts half after HALF_S, so pins are tried again.
+    That is asked only while hardly anybody waits for room. Then stock would have admitted the same
+    turns at the same times; under load it would not, as it computes what it has lost
+    (docs/decisions.md). What was lost counts half after HALF_S, so pins are tried again.
     """
 
     SHARE = 1 / 8  # of VRAM: what may be lost, beyond what was won, up to as much
     HALF_S = 600.0
+    MAX_BLOCKED = 0.2  # of the time: more is load
 
-    def __init__(self, num_tokens: int) -> None:
-        """`num_tokens`: what VRAM holds."""
+    def __init__(self, num_tokens: int, share_blocked: Callable[[float], float]) -> None:
+        """`num_tokens`: what VRAM holds. `share_blocked`: in how much of the recent time somebody
+        waited for room."""
         self._most = self.SHARE * num_tokens
+        self._share_blocked = share_blocked
         self._lost, self._since = 0.0, 0.0
 
-    @property
-    def pins_lose(self) -> bool:
-        return self._lost > self._most
+    def pins_lose(self, now: float) -> bool:
+        return self._lost > self._most and self._share_blocked(now) < self.MAX_BLOCKED
 
     def found(self, against: AgainstStock | None, now: float) -> bool:
-        """A turn runs, and nobody waits; return whether stock would have found more of it, and has
-        of all lately."""
-        if against is None:
+        """A turn runs; return whether stock would have found more of it, and has of all lately."""
+        if against is None or self._share_blocked(now) >= self.MAX_BLOCKED:
             return False
         self._lost *= 0.5 ** ((now - self._since) / self.HALF_S)
         self._since = now
         lost = against.only_stock - against.only_ours
         self._lost = max(self._lost + lost, -self._most)
-        return lost > 0 and self.pins_lose
+        return lost > 0 and self._lost > self._most
 
 
 class _Stretch:

@@ -16,6 +16,7 @@ from continuum_connector.programs import lineage
 from continuum_connector.programs.continuation import TO_ITS_END, Kept
 from continuum_connector.programs.program import Program, ProgramTable
 from continuum_connector.scheduler.decisions import Decider, DramWorth
+from continuum_connector.scheduler.stock import Balance
 from continuum_connector.scheduler.tiers.chains import SlotClaims
 from continuum_connector.scheduler.tiers.disk_saving import Saving
 from continuum_connector.scheduler.tiers.slots import numbers_of
@@ -28,8 +29,19 @@ Patch = pytest.MonkeyPatch
 
 
 # -- faults ------------------------------------------------------------------------------------
+def pins_go_on_while_they_lose(patch: Patch) -> None:
+    """Whatever stock vLLM would have found."""
+    patch.setattr(Balance, "found", lambda *_: False)
+
+
 def what_people_were_told_stays(patch: Patch) -> None:
-    """Pins of answers to people end last, those of questions too, and never by time."""
+    """Pins of answers to people end last, those of questions too, and never by time, nor because
+    they lose."""
+    pins_go_on_while_they_lose(patch)
+    worth_most_is_what_people_were_told(patch)
+
+
+def worth_most_is_what_people_were_told(patch: Patch) -> None:
     patch.setattr(Away, "is_question", lambda *_: False)
     choose = Decider.choose
 
@@ -236,10 +248,18 @@ def test_a_rule_is_red_where_the_product_has_its_fault(
     assert broken(trace).keys() == {rule}
 
 
+@pytest.mark.parametrize("trace", [trace for rule, _, trace in CONTROLS if rule.endswith("stock")])
+def test_what_a_wrong_forecast_loses_is_bounded(trace: Trace, monkeypatch: Patch) -> None:
+    """With this fault alone pins lose until they end."""
+    worth_most_is_what_people_were_told(monkeypatch)
+    assert not broken(trace)
+
+
 def test_an_interrupted_answer_that_is_let_go_breaks_two_rules(monkeypatch: Patch) -> None:
     trace = rounds(6, who_interrupts)
     assert not broken(trace)
     an_answer_that_is_stopped_is_over(monkeypatch)
+    pins_go_on_while_they_lose(monkeypatch)
     assert broken(trace).keys() == {"as_stock", "each_as_stock"}
 
 

@@ -298,31 +298,41 @@ def turn(name: str, num_blocks: int) -> Any:
 
 # --- what it decides: pins end while they lose ------------------------------------------
 def test_pins_lose_once_stock_has_found_an_eighth_of_vram_more() -> None:
-    balance = Balance(800)
+    balance = Balance(800, lambda _: 0.0)
     assert not balance.found(None, 0.0)
     assert not balance.found(AgainstStock(0, 500, 100), 0.0)
-    assert not balance.pins_lose
+    assert not balance.pins_lose(0.0)
     assert balance.found(AgainstStock(0, 0, 1), 0.0)
-    assert balance.pins_lose
+    assert balance.pins_lose(0.0)
 
 
 def test_what_pins_won_pays_for_as_much_as_they_may_lose() -> None:
-    balance = Balance(800)
+    balance = Balance(800, lambda _: 0.0)
     assert not balance.found(AgainstStock(5000, 0, 0), 0.0)
     assert not balance.found(AgainstStock(0, 0, 200), 0.0)
     assert balance.found(AgainstStock(0, 0, 1), 0.0)
     assert not balance.found(AgainstStock(1, 0, 0), 0.0), "pins won"
-    assert not balance.pins_lose
+    assert not balance.pins_lose(0.0)
 
 
 def test_pins_are_tried_again() -> None:
     """A turn that pins win is no reason to end them, and what was lost counts less with time."""
-    balance = Balance(800)
+    balance = Balance(800, lambda _: 0.0)
     assert balance.found(AgainstStock(0, 0, 180), 0.0)
     assert not balance.found(AgainstStock(10, 0, 0), 1.0)
-    assert balance.pins_lose
+    assert balance.pins_lose(0.0)
     balance.found(AgainstStock(0, 700, 0), Balance.HALF_S)
-    assert not balance.pins_lose
+    assert not balance.pins_lose(0.0)
+
+
+def test_under_load_nobody_can_tell_what_stock_would_have_found() -> None:
+    blocked = {0.0: 0.0, 1.0: Balance.MAX_BLOCKED}
+    balance = Balance(800, blocked.__getitem__)
+    assert not balance.found(AgainstStock(0, 0, 900), 1.0)
+    assert not balance.pins_lose(0.0)
+    assert balance.found(AgainstStock(0, 0, 900), 0.0)
+    assert balance.pins_lose(0.0)
+    assert not balance.pins_lose(1.0), "what is known of quiet times says nothing of load"
 
 
 def a_chat_beside_scripts(engine: Engine, num_rounds: int = 12) -> int:
