@@ -130,7 +130,7 @@ MUTANTS = (
     Mutant(
         "turns: an interrupted answer leaves nothing, whoever came back to one",
         "scheduler/scheduler.py",
-        "        if went_away and has_answer and program.resumes_cut:\n",
+        "        if is_cut and self._interruptions.are_resumed(program):\n",
         "        if False:\n",
         "tests/vllm/test_side_requests.py",
     ),

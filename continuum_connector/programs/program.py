@@ -115,7 +115,7 @@ class Program:
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
     # Whether a prompt differed before the end of the last one, since one had its answer, too.
     departed: bool = False
-    # When its client last cut an answer off, and whether it ever went on with such an answer.
+    # When its client last cut an answer off, and whether it ever went on with one (Interruptions).
     cut: float | None = None
     resumes_cut: bool = False
     runs_blocks: bool | None = None  # the shell blocks that it is answered (Decider); None: unknown
@@ -193,14 +193,6 @@ class Program:
             return None
         newest = ((kept, self.diverged.get(at)) for at, kept in reversed(self.left.items()))
         return find_divergence(newest, request, block_size, identity.parts)
-
-    def cut_off(self, now: float) -> None:
-        """Its client went away in the middle of an answer, which leaves what is left `now`."""
-        self.cut = now
-
-    def goes_on(self, since: float | None) -> None:
-        """A turn arrives that continues what was left at `since`, None: nothing."""
-        self.resumes_cut |= since is not None and since == self.cut
 
     def answers_blocks(self, runs: bool) -> None:
         """A prompt has shown whether somebody runs the shell blocks that it is answered."""
@@ -301,6 +293,34 @@ class Answers:
         """The program's last prompt can be hit up to `end`, in tokens."""
         last = end // self._hash_size - 1
         program.prompt_end = (last, hashes[last]) if 0 <= last < len(hashes) else None
+
+
+class Interruptions:
+    """Whether clients that interrupt an answer go on with what they have, as in speech, or are
+    gone. A program that has gone on with one does so; any other does what is done with at least
+    half of all."""
+
+    MAX_COUNTED = 64  # then what was long ago counts half
+
+    def __init__(self) -> None:
+        self._num_cut = self._num_resumed = 0
+
+    def cut_off(self, program: Program, now: float) -> None:
+        """Its client went away in the middle of an answer, which leaves what is left `now`."""
+        program.cut = now
+        self._num_cut += 1
+        if self._num_cut > self.MAX_COUNTED:
+            self._num_cut, self._num_resumed = self._num_cut // 2, self._num_resumed // 2
+
+    def came_back(self, program: Program, since: float | None) -> None:
+        """A turn arrives that continues what was left at `since`, None: nothing."""
+        if since is not None and since == program.cut:
+            program.cut, program.resumes_cut = None, True
+            self._num_resumed += 1
+
+    def are_resumed(self, program: Program) -> bool:
+        most_are = 2 * self._num_resumed >= self._num_cut > 0
+        return program.resumes_cut or most_are
 
 
 MAX_KEY_CHARS = 200

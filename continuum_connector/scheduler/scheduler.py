@@ -17,7 +17,7 @@ from continuum_connector.messages import StepPlan, WorkerReport
 from continuum_connector.policy.base import After
 from continuum_connector.programs.continuation import Kept, PromptText
 from continuum_connector.programs.identify import identify_request
-from continuum_connector.programs.program import Answers, ProgramTable
+from continuum_connector.programs.program import Answers, Interruptions, ProgramTable
 from continuum_connector.scheduler.decisions import Decider, Decisions, DramWorth, Snapshots
 from continuum_connector.scheduler.epochs import AdapterNames, Cause, Epochs
 from continuum_connector.scheduler.holds import BlockPool, HoldTable, num_usable
@@ -75,7 +75,7 @@ class SchedulerSide:
         self._ended = HoldTable(pool, beside=traffic.holds)
         self._echo = config.echo
         self._max_head_start_s = config.max_head_start_s
-        self._answers = Answers(groups.hash_size)
+        self._answers, self._interruptions = Answers(groups.hash_size), Interruptions()
         self.orders = config.max_head_start_s > 0 and policy.orders
         self.turns = Turns()
         self.adapter_names = AdapterNames()
@@ -166,7 +166,7 @@ class SchedulerSide:
         num_common, may_begin_alike = None, False
         if not is_stray:
             since = program.left_by(hashes, text)
-            program.goes_on(since)
+            self._interruptions.came_back(program, since)
             num_common = program.num_common(since, hashes, text)
             may_begin_alike = num_common is None and program.may_begin_alike(since, hashes)
             diverged = program.differs(since, identity, request, self.groups.hash_size)
@@ -342,8 +342,8 @@ class SchedulerSide:
     ) -> dict[str, Any] | None:
         program = turn.program
         went_away = end is TurnEnd.ABORTED and self._reader.went_away(request)
-        has_answer = request.num_output_tokens > 0
-        if went_away and has_answer and program.resumes_cut:
+        is_cut = went_away and request.num_output_tokens > 0
+        if is_cut and self._interruptions.are_resumed(program):
             end = TurnEnd.LENGTH  # its client interrupts answers, as in speech, and goes on
         elif end is TurnEnd.ABORTED and not went_away:
             end = TurnEnd.STOP
@@ -352,7 +352,7 @@ class SchedulerSide:
         text = PromptText(request.prompt_token_ids)
         turn.is_stray = strays(program, turn.identity, request.block_hashes, text)
         # By the same prompt again nobody is known, so a retry goes on with what came before it.
-        is_known = not went_away or (has_answer and turn.number == 1)
+        is_known = not went_away or (is_cut and turn.number == 1)
         self.programs.end_turn(
             program,
             turn.identity.hints,
@@ -363,8 +363,8 @@ class SchedulerSide:
         )
         if not turn.is_stray and (blocks or end is not TurnEnd.ABORTED):
             self._note_kept(turn, request, blocks, now)
-            if end is TurnEnd.ABORTED:
-                program.cut_off(now)
+            if is_cut:
+                self._interruptions.cut_off(program, now)
         # Before the first decision, or the average is one block and this turn counts as hundreds.
         self._costs.assume(footprint=len(blocks))
         if turn.diverged is not None and turn.diverged.is_habit:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from continuum_connector.policy.base import Pin
 from continuum_connector.programs import lineage
 from continuum_connector.programs.continuation import TO_ITS_END, Kept
-from continuum_connector.programs.program import Program, ProgramTable
+from continuum_connector.programs.program import Interruptions, ProgramTable
 from continuum_connector.scheduler.decisions import Decider, DramWorth
 from continuum_connector.scheduler.stock import Balance
 from continuum_connector.scheduler.tiers.chains import SlotClaims
@@ -135,7 +135,7 @@ def an_end_that_changes_is_not_known(patch: Patch) -> None:
 
 def an_answer_that_is_stopped_is_over(patch: Patch) -> None:
     """Whoever interrupts one has gone away, whatever came after it before."""
-    patch.setattr(Program, "goes_on", lambda *_: None)
+    patch.setattr(Interruptions, "are_resumed", lambda *_: False)
 
 
 # -- traces ------------------------------------------------------------------------------------

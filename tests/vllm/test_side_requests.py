@@ -547,6 +547,27 @@ def test_who_went_away_once_is_not_kept_for() -> None:
         assert not engine.connector.side.pins
 
 
+def test_once_others_went_on_with_interrupted_answers_a_new_programs_first_is_kept() -> None:
+    """As long as most do; and no longer than most do."""
+    engine = ours(200, 0)
+
+    def interrupt(name: str, tokens: list[int], program: str) -> None:
+        engine.add(name, tokens, 40, program=program)
+        engine.run_until_idle(until=lambda: len(engine.outputs[name]) >= 24)
+        engine.abort(name)
+        engine.run_until_idle()
+
+    def is_pinned(program: str) -> bool:
+        return any(engine.connector.side.pins.of(f"job:{program}"))
+
+    interrupt("a0", prompt(200, 1), "a")
+    assert not is_pinned("a")
+    interrupt("a1", prompt(200, 1) + engine.outputs["a0"][:24] + prompt(20, 2), "a")
+    for number, name in enumerate(("b", "c", "d")):  # who never go on
+        interrupt(name, prompt(200, 3 + number), name)
+    assert (is_pinned("b"), is_pinned("d")) == (True, False)
+
+
 def test_who_gives_up_before_an_answer_begins_takes_nothing_from_what_it_left() -> None:
     """Also a client that interrupts answers may do so."""
     engine = ours(200, 0)
