@@ -352,7 +352,7 @@ class SchedulerSide:
         text = PromptText(request.prompt_token_ids)
         turn.is_stray = strays(program, turn.identity, request.block_hashes, text)
         # By the same prompt again nobody is known, so a retry goes on with what came before it.
-        is_known = not went_away or (is_cut and turn.number == 1)
+        is_known = end is not TurnEnd.ABORTED or (is_cut and turn.number == 1)
         self.programs.end_turn(
             program,
             turn.identity.hints,

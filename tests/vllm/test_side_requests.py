@@ -568,6 +568,34 @@ def test_once_others_went_on_with_interrupted_answers_a_new_programs_first_is_ke
     assert (is_pinned("b"), is_pinned("d")) == (True, False)
 
 
+def test_an_interrupted_answer_is_known_that_is_not_its_programs_first() -> None:
+    """Nobody says a name, and two forks go on at once from an answer that is too short to tell
+    whose it is."""
+    engine = ours(400, 0)
+    programs: dict[str, str] = {}
+
+    def interrupt(**most: int) -> None:
+        engine.run_until_idle(
+            until=lambda: all(len(engine.outputs[name]) >= most[name] for name in most)
+        )
+        for name in most:
+            programs[name] = engine.connector.side.turns.get(name).program.key
+            engine.abort(name)
+        engine.run_until_idle()
+
+    def goes_on(name: str, num_said: int) -> list[int]:
+        return [*engine.requests[name].prompt_token_ids, *engine.outputs[name][:num_said]]
+
+    engine.add("main", prompt(100, 1), 40)
+    interrupt(main=4)
+    for seed, fork in enumerate(("left", "right")):
+        engine.add(fork, goes_on("main", 4) + prompt(32, seed), 40)
+    interrupt(left=24, right=4)
+    engine.add("left.next", goes_on("left", 24) + prompt(32, 9), 40)
+    interrupt(**{"left.next": 4})
+    assert programs["left.next"] == programs["left"]
+
+
 def test_who_gives_up_before_an_answer_begins_takes_nothing_from_what_it_left() -> None:
     """Also a client that interrupts answers may do so."""
     engine = ours(200, 0)
