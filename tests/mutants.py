@@ -389,15 +389,15 @@ MUTANTS = (
     Mutant(
         "shadow: pins go on while they lose",
         "scheduler/scheduler.py",
-        "        if self._balance.found(turn.against_stock, now) and self._heeds_stock:\n",
+        "        if self._heeds_stock and self._balance.lost(num_lost, now):\n",
         "        if False:\n",
         "tests/vllm/test_stock.py",
     ),
     Mutant(
         "shadow: what pins won pays for whatever they lose",
         "scheduler/stock.py",
-        "        self._lost = max(self._lost + lost, -self._most)\n",
-        "        self._lost += lost\n",
+        "        self._lost = max(self._lately(now) + num_tokens, -self._most)\n",
+        "        self._lost = self._lately(now) + num_tokens\n",
         "tests/vllm/test_stock.py",
     ),
     Mutant(

@@ -257,7 +257,8 @@ class SchedulerSide:
         """The turn runs for the first time."""
         num_found = turn.num_found
         self.waits.gate.found(turn, num_found)
-        if self._balance.found(turn.against_stock, now) and self._heeds_stock:
+        num_lost = 0 if turn.stock_tokens is None else turn.stock_tokens - num_found
+        if self._heeds_stock and self._balance.lost(num_lost, now):
             self.steps.give_up_pins(now)
         self.records.admitted(request, turn, now)
         shared = turn.program.kept.shared(request.block_hashes) * self.groups.hash_size

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Sized
@@ -76,17 +77,20 @@ class Balance:
         self._lost, self._since = 0.0, 0.0
 
     def pins_lose(self, now: float) -> bool:
-        return self._lost > self._most and self._share_blocked(now) < self.MAX_BLOCKED
+        is_much = self._lost > self._most and self._lately(now) > self._most
+        return is_much and self._share_blocked(now) < self.MAX_BLOCKED
 
-    def found(self, against: AgainstStock | None, now: float) -> bool:
-        """A turn runs; return whether stock would have found more of it, and has of all lately."""
-        if against is None or self._share_blocked(now) >= self.MAX_BLOCKED:
+    def lost(self, num_tokens: int, now: float) -> bool:
+        """A turn found so many tokens less than stock would have (below 0: more). Return whether
+        that is another loss where too much was lost."""
+        if not num_tokens or self._share_blocked(now) >= self.MAX_BLOCKED:
             return False
-        self._lost *= 0.5 ** ((now - self._since) / self.HALF_S)
+        self._lost = max(self._lately(now) + num_tokens, -self._most)
         self._since = now
-        lost = against.only_stock - against.only_ours
-        self._lost = max(self._lost + lost, -self._most)
-        return lost > 0 and self._lost > self._most
+        return num_tokens > 0 and self._lost > self._most
+
+    def _lately(self, now: float) -> float:
+        return self._lost * math.exp2((self._since - now) / self.HALF_S)
 
 
 class _Stretch:

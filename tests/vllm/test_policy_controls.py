@@ -31,7 +31,7 @@ Patch = pytest.MonkeyPatch
 # -- faults ------------------------------------------------------------------------------------
 def pins_go_on_while_they_lose(patch: Patch) -> None:
     """Whatever stock vLLM would have found."""
-    patch.setattr(Balance, "found", lambda *_: False)
+    patch.setattr(Balance, "lost", lambda *_: False)
 
 
 def what_people_were_told_stays(patch: Patch) -> None:

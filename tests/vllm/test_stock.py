@@ -13,7 +13,7 @@ import pytest
 from bench.common.known_costs import know
 from continuum_connector.observe.account import KEPT
 from continuum_connector.policy.base import After, Free, Offload, Pin
-from continuum_connector.scheduler.stock import AgainstStock, Balance, StockCache
+from continuum_connector.scheduler.stock import Balance, StockCache
 from continuum_connector.toolcalls import Asked, Ending
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import Engine, prompt
@@ -299,38 +299,36 @@ def turn(name: str, num_blocks: int) -> Any:
 # --- what it decides: pins end while they lose ------------------------------------------
 def test_pins_lose_once_stock_has_found_an_eighth_of_vram_more() -> None:
     balance = Balance(800, lambda _: 0.0)
-    assert not balance.found(None, 0.0)
-    assert not balance.found(AgainstStock(0, 500, 100), 0.0)
+    assert not balance.lost(100, 0.0)
     assert not balance.pins_lose(0.0)
-    assert balance.found(AgainstStock(0, 0, 1), 0.0)
+    assert balance.lost(1, 0.0)
     assert balance.pins_lose(0.0)
 
 
 def test_what_pins_won_pays_for_as_much_as_they_may_lose() -> None:
     balance = Balance(800, lambda _: 0.0)
-    assert not balance.found(AgainstStock(5000, 0, 0), 0.0)
-    assert not balance.found(AgainstStock(0, 0, 200), 0.0)
-    assert balance.found(AgainstStock(0, 0, 1), 0.0)
-    assert not balance.found(AgainstStock(1, 0, 0), 0.0), "pins won"
+    assert not balance.lost(-5000, 0.0)
+    assert not balance.lost(200, 0.0)
+    assert balance.lost(1, 0.0)
+    assert not balance.lost(-1, 0.0)
     assert not balance.pins_lose(0.0)
 
 
 def test_pins_are_tried_again() -> None:
     """A turn that pins win is no reason to end them, and what was lost counts less with time."""
     balance = Balance(800, lambda _: 0.0)
-    assert balance.found(AgainstStock(0, 0, 180), 0.0)
-    assert not balance.found(AgainstStock(10, 0, 0), 1.0)
-    assert balance.pins_lose(0.0)
-    balance.found(AgainstStock(0, 700, 0), Balance.HALF_S)
-    assert not balance.pins_lose(0.0)
+    assert balance.lost(180, 0.0)
+    assert not balance.lost(-10, 1.0)
+    assert balance.pins_lose(1.0)
+    assert not balance.pins_lose(Balance.HALF_S)
 
 
 def test_under_load_nobody_can_tell_what_stock_would_have_found() -> None:
     blocked = {0.0: 0.0, 1.0: Balance.MAX_BLOCKED}
     balance = Balance(800, blocked.__getitem__)
-    assert not balance.found(AgainstStock(0, 0, 900), 1.0)
+    assert not balance.lost(900, 1.0)
     assert not balance.pins_lose(0.0)
-    assert balance.found(AgainstStock(0, 0, 900), 0.0)
+    assert balance.lost(900, 0.0)
     assert balance.pins_lose(0.0)
     assert not balance.pins_lose(1.0), "what is known of quiet times says nothing of load"
 
@@ -373,7 +371,7 @@ def test_pins_that_lose_end_and_none_is_made(monkeypatch: pytest.MonkeyPatch) ->
     assert a_chat_beside_scripts(ours) == stock - 304
     assert num_ended(ours) > 0
     assert len(ours.connector.side.pins) == 0
-    monkeypatch.setattr(Balance, "found", lambda *_: False)
+    monkeypatch.setattr(Balance, "lost", lambda *_: False)
     assert a_chat_beside_scripts(reading(0)) < stock - 600, "as it would be without"
 
 
