@@ -90,7 +90,7 @@ class Balance:
         return num_tokens > 0 and self._lost > self._most
 
     def _lately(self, now: float) -> float:
-        return self._lost * math.exp2((self._since - now) / self.HALF_S)
+        return self._lost * math.pow(0.5, (now - self._since) / self.HALF_S)
 
 
 class _Stretch:
