@@ -396,8 +396,8 @@ MUTANTS = (
     Mutant(
         "shadow: what pins won pays for whatever they lose",
         "scheduler/stock.py",
-        "        self._lost = max(self._lately(now) + num_tokens, -self._most)\n",
-        "        self._lost = self._lately(now) + num_tokens\n",
+        "min(max(self._lately(now) + num_tokens, -self._most), 2 * self._most)\n",
+        "min(self._lately(now) + num_tokens, 2 * self._most)\n",
         "tests/vllm/test_stock.py",
     ),
     Mutant(

@@ -312,9 +312,12 @@ class Interruptions:
         if self._num_cut > self.MAX_COUNTED:
             self._num_cut, self._num_resumed = self._num_cut // 2, self._num_resumed // 2
 
-    def came_back(self, program: Program, since: float | None) -> None:
-        """A turn arrives that continues what was left at `since`, None: nothing."""
-        if since is not None and since == program.cut:
+    def came_back(self, program: Program, since: float | None, num_tokens: int) -> None:
+        """A turn with a prompt of so many tokens arrives that continues what was left at `since`,
+        None: nothing. The same prompt again is a retry."""
+        if since is None or since != program.cut or since not in program.left:
+            return
+        if num_tokens > program.left[since].num_prompt_tokens:
             program.cut, program.resumes_cut = None, True
             self._num_resumed += 1
 

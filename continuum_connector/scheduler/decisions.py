@@ -285,7 +285,7 @@ class Decisions:
         snapshot = self._snapshots.take(now)
         finished, choice = self._decider.decide(turn, request, blocks, end, snapshot)
         taken = turn.came_for if finished.aborted and turn.taken and blocks else None
-        if taken is not None and isinstance(choice.decision, Free):
+        if taken is not None and isinstance(choice.decision, Free) and not snapshot.pins_lose:
             choice = replace(choice, decision=_again(taken), reason=MAY_ASK_AGAIN)
         choice = without_end(choice) if turn.is_stray else self._fitting(choice, finished)
         key = turn.program.key

@@ -118,7 +118,9 @@ class SchedulerSide:
             gate, from_below, same_load, bus, adapters, self.queues, self.turns, records
         )
         # What decides on finished turns, and what makes room.
-        self._balance = Balance(vram * groups.hash_size, costs.share_blocked)
+        self._balance = Balance(
+            vram * groups.hash_size, lambda: self.turns.num_waiting > 0, costs.share_blocked
+        )
         self.snapshots = Snapshots(
             pool, self.retention, tier, costs, self.turns, bus, self._balance
         )
@@ -166,8 +168,9 @@ class SchedulerSide:
         num_common, may_begin_alike = None, False
         if not is_stray:
             since = program.left_by(hashes, text)
-            self._interruptions.came_back(program, since)
             num_common = program.num_common(since, hashes, text)
+            if num_common is not None:  # else it may be another conversation
+                self._interruptions.came_back(program, since, num_tokens)
             may_begin_alike = num_common is None and program.may_begin_alike(since, hashes)
             diverged = program.differs(since, identity, request, self.groups.hash_size)
             self._answers.came_back(program, hashes)
@@ -258,6 +261,8 @@ class SchedulerSide:
         num_found = turn.num_found
         self.waits.gate.found(turn, num_found)
         num_lost = 0 if turn.stock_tokens is None else turn.stock_tokens - num_found
+        if num_lost > 0 and not len(self.pins):
+            num_lost = 0  # no pin displaced it: of two copies the shadow may take the wrong one
         if self._heeds_stock and self._balance.lost(num_lost, now):
             self.steps.give_up_pins(now)
         self.records.admitted(request, turn, now)
@@ -343,7 +348,7 @@ class SchedulerSide:
     ) -> dict[str, Any] | None:
         program = turn.program
         went_away = end is TurnEnd.ABORTED and self._reader.went_away(request)
-        is_cut = went_away and request.num_output_tokens > 0
+        is_cut = went_away and request.num_output_tokens > 0 and turn.state is State.RUNNING
         if is_cut and self._interruptions.are_resumed(program):
             end = TurnEnd.LENGTH  # its client interrupts answers, as in speech, and goes on
         elif end is TurnEnd.ABORTED and not went_away:

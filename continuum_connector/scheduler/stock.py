@@ -60,8 +60,8 @@ class AgainstStock:
 class Balance:
     """Whether what we keep finds less than stock vLLM would, lately: no pin pays then.
 
-    That is asked only while hardly anybody waits for room. Then stock would have admitted the same
-    turns at the same times; under load it would not, as it computes what it has lost
+    That is asked only while nobody waits, and hardly anybody did. Then stock would have admitted
+    the same turns at the same times; under load it would not, as it computes what it has lost
     (docs/decisions.md). What was lost counts half after HALF_S, so pins are tried again.
     """
 
@@ -69,25 +69,33 @@ class Balance:
     HALF_S = 600.0
     MAX_BLOCKED = 0.2  # of the time: more is load
 
-    def __init__(self, num_tokens: int, share_blocked: Callable[[float], float]) -> None:
-        """`num_tokens`: what VRAM holds. `share_blocked`: in how much of the recent time somebody
-        waited for room."""
+    def __init__(
+        self,
+        num_tokens: int,
+        has_waiting: Callable[[], bool],
+        share_blocked: Callable[[float], float],
+    ) -> None:
+        """`num_tokens`: what VRAM holds. `has_waiting`: whether a turn waits, for whatever.
+        `share_blocked`: in how much of the recent time somebody waited for room."""
         self._most = self.SHARE * num_tokens
-        self._share_blocked = share_blocked
+        self._has_waiting, self._share_blocked = has_waiting, share_blocked
         self._lost, self._since = 0.0, 0.0
 
     def pins_lose(self, now: float) -> bool:
         is_much = self._lost > self._most and self._lately(now) > self._most
-        return is_much and self._share_blocked(now) < self.MAX_BLOCKED
+        return is_much and self._is_quiet(now)
 
     def lost(self, num_tokens: int, now: float) -> bool:
         """A turn found so many tokens less than stock would have (below 0: more). Return whether
         that is another loss where too much was lost."""
-        if not num_tokens or self._share_blocked(now) >= self.MAX_BLOCKED:
+        if not num_tokens or not self._is_quiet(now):
             return False
-        self._lost = max(self._lately(now) + num_tokens, -self._most)
+        self._lost = min(max(self._lately(now) + num_tokens, -self._most), 2 * self._most)
         self._since = now
         return num_tokens > 0 and self._lost > self._most
+
+    def _is_quiet(self, now: float) -> bool:
+        return not self._has_waiting() and self._share_blocked(now) < self.MAX_BLOCKED
 
     def _lately(self, now: float) -> float:
         return self._lost * math.pow(0.5, (now - self._since) / self.HALF_S)

@@ -298,7 +298,7 @@ def turn(name: str, num_blocks: int) -> Any:
 
 # --- what it decides: pins end while they lose ------------------------------------------
 def test_pins_lose_once_stock_has_found_an_eighth_of_vram_more() -> None:
-    balance = Balance(800, lambda _: 0.0)
+    balance = Balance(800, lambda: False, lambda _: 0.0)
     assert not balance.lost(100, 0.0)
     assert not balance.pins_lose(0.0)
     assert balance.lost(1, 0.0)
@@ -306,7 +306,7 @@ def test_pins_lose_once_stock_has_found_an_eighth_of_vram_more() -> None:
 
 
 def test_what_pins_won_pays_for_as_much_as_they_may_lose() -> None:
-    balance = Balance(800, lambda _: 0.0)
+    balance = Balance(800, lambda: False, lambda _: 0.0)
     assert not balance.lost(-5000, 0.0)
     assert not balance.lost(200, 0.0)
     assert balance.lost(1, 0.0)
@@ -316,7 +316,7 @@ def test_what_pins_won_pays_for_as_much_as_they_may_lose() -> None:
 
 def test_pins_are_tried_again() -> None:
     """A turn that pins win is no reason to end them, and what was lost counts less with time."""
-    balance = Balance(800, lambda _: 0.0)
+    balance = Balance(800, lambda: False, lambda _: 0.0)
     assert balance.lost(180, 0.0)
     assert not balance.lost(-10, 1.0)
     assert balance.pins_lose(1.0)
@@ -324,13 +324,23 @@ def test_pins_are_tried_again() -> None:
 
 
 def test_under_load_nobody_can_tell_what_stock_would_have_found() -> None:
-    blocked = {0.0: 0.0, 1.0: Balance.MAX_BLOCKED}
-    balance = Balance(800, blocked.__getitem__)
+    blocked, waiting = {0.0: 0.0, 1.0: Balance.MAX_BLOCKED}, []
+    balance = Balance(800, lambda: bool(waiting), blocked.__getitem__)
     assert not balance.lost(900, 1.0)
     assert not balance.pins_lose(0.0)
     assert balance.lost(900, 0.0)
     assert balance.pins_lose(0.0)
     assert not balance.pins_lose(1.0), "what is known of quiet times says nothing of load"
+    waiting.append("a turn, for a seat")
+    assert not balance.pins_lose(0.0)
+    assert not balance.lost(900, 0.0)
+
+
+def test_what_was_lost_is_forgotten_however_much_it_was() -> None:
+    balance = Balance(800, lambda: False, lambda _: 0.0)
+    assert balance.lost(80_000, 0.0)
+    assert balance.pins_lose(Balance.HALF_S - 1)
+    assert not balance.pins_lose(Balance.HALF_S)
 
 
 def a_chat_beside_scripts(engine: Engine, num_rounds: int = 12) -> int:
