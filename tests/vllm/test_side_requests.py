@@ -568,6 +568,17 @@ def test_once_others_went_on_with_interrupted_answers_a_new_programs_first_is_ke
     assert (is_pinned("b"), is_pinned("d")) == (True, False)
 
 
+def test_who_asks_the_same_again_has_not_gone_on_with_an_interrupted_answer() -> None:
+    """As a client does whose time is up, and which tries again: a new client's is let go."""
+    engine = ours(200, 0)
+    for name, seed, program in (("a", 1, "a"), ("again", 1, "a"), ("b", 2, "b")):
+        engine.add(name, prompt(200, seed), 40, program=program)
+        engine.run_until_idle(until=lambda which=name: len(engine.outputs[which]) >= 24)
+        engine.abort(name)
+        engine.run_until_idle()
+    assert not any(engine.connector.side.pins.of("job:b"))
+
+
 def test_an_interrupted_answer_is_known_that_is_not_its_programs_first() -> None:
     """Nobody says a name, and two forks go on at once from an answer that is too short to tell
     whose it is."""
