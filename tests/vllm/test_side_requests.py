@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from bench.common.known_costs import know
 from continuum_connector.programs.program import MAX_LEFT, MAX_RESTING, OVER_S
@@ -577,6 +578,44 @@ def test_who_asks_the_same_again_has_not_gone_on_with_an_interrupted_answer() ->
         engine.abort(name)
         engine.run_until_idle()
     assert not any(engine.connector.side.pins.of("job:b"))
+
+
+def test_another_conversation_of_an_id_has_not_gone_on_with_an_interrupted_answer() -> None:
+    """It only begins alike, so that it may be taken for an edit."""
+    engine = ours(400, 0)
+    common = prompt(160, 1)
+    for name, tokens, program in (
+        ("a", common + prompt(60, 2), "a"),
+        ("other", common + prompt(80, 3), "a"),
+        ("b", prompt(200, 4), "b"),
+    ):
+        engine.add(name, tokens, 40, program=program)
+        engine.run_until_idle(until=lambda which=name: len(engine.outputs[which]) >= 24)
+        engine.abort(name)
+        engine.run_until_idle()
+    assert not any(engine.connector.side.pins.of("job:b"))
+
+
+def test_who_gives_up_a_preempted_turn_takes_nothing_from_what_it_left() -> None:
+    """It has no block. Also where clients go on with interrupted answers."""
+    engine = ours(40, 0, max_num_seqs=4)
+    side = engine.connector.side
+    turn(engine, "first", prompt(20, 9), "old")
+    later(engine, 0.5)
+    engine.add("left", prompt(200, 1), 8, program="p")
+    engine.run_until_idle()
+    before = dict(side.programs.get("job:p").left)
+    resumed = side.programs.get("job:p")
+    resumed.resumes_cut = True
+    engine.add("older", prompt(160, 9), 300, program="old")
+    later(engine, 0.1)
+    engine.add("given up", engine.next_prompt("left", 20), 300, program="p")
+    is_preempted = RequestStatus.PREEMPTED
+    engine.run_until_idle(until=lambda: engine.requests["given up"].status is is_preempted)
+    assert engine.requests["given up"].num_output_tokens
+    engine.abort("given up")
+    engine.run_until_idle(until=lambda: "given up" not in engine.scheduler.requests)
+    assert resumed.left == before
 
 
 def test_an_interrupted_answer_is_known_that_is_not_its_programs_first() -> None:

@@ -408,3 +408,31 @@ def test_pins_that_end_so_leave_what_they_were_to_leave() -> None:
     engine.leave("x", 900, 3, Free())
     engine.run_turn("b2", engine.next_prompt("b", 20), program="b")
     assert engine.kv_transfer_params["b2"]["continuum"]["cached_tokens"] == {"vram": 0, "dram": 96}
+
+
+def test_whose_client_goes_away_while_pins_lose_gets_no_pin_again() -> None:
+    """Not even for the pin that it had taken over."""
+    engine = tiered(60, 0, config={"policy": "adaptive"})
+    know(engine.connector.costs, COSTS["both"])
+    side = engine.connector.side
+    side.decider._reader.read = lambda *_, **__: Asked(Ending.CALLS, ("run",))
+    engine.add("a", prompt(200, 1), 8, program="p")
+    engine.run_until_idle()
+    engine.add("b", engine.next_prompt("a", 20), 40, program="p")
+    assert len(side.pins) == 1
+    engine.run_until_idle(until=lambda: len(engine.outputs["b"]) >= 2)
+    side._balance.lost(1000, engine.clock())
+    engine.abort("b")
+    engine.run_until_idle()
+    assert len(side.pins) == 0
+
+
+def test_what_nothing_pinned_has_displaced_is_no_loss_of_pins() -> None:
+    """Of two copies of a block the shadow may take the wrong one."""
+    engine = tiered(60, 0, config={"policy": "adaptive", "max_pinned_fraction": 0.0})
+    side = engine.connector.side
+    side._stock.admitted = lambda *_: 500
+    for number in range(3):
+        engine.add(str(number), prompt(300, number), 8, program=str(number))
+        engine.run_until_idle()
+    assert not side._balance.pins_lose(engine.clock())
