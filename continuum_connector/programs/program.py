@@ -315,9 +315,8 @@ class Interruptions:
     def came_back(self, program: Program, since: float | None, num_tokens: int) -> None:
         """A turn with a prompt of so many tokens arrives that continues what was left at `since`,
         None: nothing. The same prompt again is a retry."""
-        if since is None or since != program.cut or since not in program.left:
-            return
-        if num_tokens > program.left[since].num_prompt_tokens:
+        kept = program.left.get(since) if since is not None and since == program.cut else None
+        if kept is not None and num_tokens > kept.num_prompt_tokens:
             program.cut, program.resumes_cut = None, True
             self._num_resumed += 1
 
