@@ -23,9 +23,16 @@ from continuum_connector.policy.base import (
     name_of,
 )
 from continuum_connector.programs.program import OVER_S
-from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.scheduler.tiers.traffic import Transfer
-from continuum_connector.scheduler.turns import Absence, Away, LivePin, OpenDecision, PinEnd, Turn
+from continuum_connector.scheduler.turns import (
+    Absence,
+    AgainstStock,
+    Away,
+    LivePin,
+    OpenDecision,
+    PinEnd,
+    Turn,
+)
 
 
 class Records:

@@ -11,14 +11,15 @@ a turn is admitted, ends or finds no block, and between those moments running tu
 Assumed is that stock would have admitted the same turns in the same order at the same times. It
 would not: it computes what it has lost, and then everybody waits. One group of full attention,
 whose hits need every block before their end; for other models the answer is not known. Where that
-holds, the shadow is exact (tests/vllm/test_stock.py), unless a block is computed beside a copy of
-it that exists: of two copies it does not know which one stock would find next.
+holds, the shadow is exact (tests/vllm/test_stock.py); of blocks that were computed more than once
+stock finds the copy that was computed first. Only where a turn is preempted beside such copies, or
+running turns give the same answer, a block may be missed or be one too many.
 
 Cost: a few dictionary look-ups and slices per turn, and the length of each running turn's table,
 none per block; at most one entry per VRAM block. A chain is not kept block by block but as
 stretches that were last used by the same turn. Books that do not add up are begun anew.
 
-AgainstStock: what was found of a turn, beside that. Balance: whether pins lose by it.
+Balance: whether pins lose by it.
 """
 
 from __future__ import annotations
@@ -27,34 +28,17 @@ import functools
 import logging
 import math
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
+
+from continuum_connector.scheduler.queue import LazyHeap
 
 WRONG = (
     "ContinuumConnector: the shadow of stock vLLM's cache did not add up and begins anew; only "
     "what is told against stock, and whether pins end for it, is affected. Please report it"
 )
 logger = logging.getLogger(f"vllm.{__name__}")
-
-
-@dataclass(frozen=True)
-class AgainstStock:
-    """A turn's prompt tokens: those that only we kept, those that stock vLLM would have kept too,
-    and those that stock would have kept and we did not."""
-
-    only_ours: int
-    stock_too: int
-    only_stock: int
-
-    @classmethod
-    def of(cls, num_found: int, num_in_stock: int) -> AgainstStock:
-        too = min(num_found, num_in_stock)
-        return cls(num_found - too, too, num_in_stock - too)
-
-    def as_dict(self) -> dict[str, int]:
-        return dict(vars(self))
 
 
 class Balance:
@@ -102,25 +86,36 @@ class Balance:
 
 
 class _Stretch:
-    """Consecutive blocks of a chain. `refs`: how many running turns use it; 0: it is in the queue.
-    `owner`: the request that computes it. A second copy of blocks that have their place elsewhere
-    has no `hashes`; it only takes room."""
+    """Consecutive blocks of a chain, from its block number `start` on. `users`: the running turns
+    that have them; none: it is in the queue, since the turn number `freed` ended. `owner`: the
+    request that computed it."""
 
-    __slots__ = ("hashes", "owner", "refs", "size")
+    __slots__ = ("freed", "hashes", "owner", "start", "users")
 
-    def __init__(self, hashes: list[bytes], size: int, refs: int = 0, owner: str = "") -> None:
-        self.hashes, self.size, self.refs, self.owner = hashes, size, refs, owner
+    def __init__(self, hashes: list[bytes], start: int, users: set[str], owner: str) -> None:
+        self.hashes, self.start, self.users, self.owner = hashes, start, users, owner
+        self.freed = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """In the queue: of what a turn leaves the tail goes first."""
+        return self.freed, -self.start
+
+    def split(self, size: int) -> _Stretch:
+        """Keep the first `size` blocks; return the others."""
+        tail = _Stretch(self.hashes[size:], self.start + size, set(self.users), self.owner)
+        tail.freed = self.freed
+        del self.hashes[size:]
+        return tail
 
 
 @dataclass
 class _Use:
     """What a running turn has of `request`'s chain: its first `hit` blocks found, from there to
-    `there` computed again beside a copy that exists, from there to `end` its own. `num_cached`:
-    when last looked at."""
+    `end` its own. `num_cached`: when last looked at."""
 
     request: Any
     hit: int
-    there: int
     end: int
     num_cached: int = 0
 
@@ -178,8 +173,10 @@ class StockCache(UnknownStock):
         self._num_blocks, self._block_size = num_blocks, block_size
         self._tables, self._num_cached, self._num_dropped = tables, num_cached, num_dropped
         self.has_warned = False
-        self._by_first: dict[bytes, _Stretch] = {}
-        self._queue: OrderedDict[_Stretch, None] = OrderedDict()
+        # By the first block: the stretches of the same blocks, in the order in which their blocks
+        # were computed. Stock finds the first; a turn that finds none, or may not, adds one.
+        self._copies: dict[bytes, list[_Stretch]] = {}
+        self._queue: LazyHeap[_Stretch] = LazyHeap()
         self._uses: dict[str, _Use] = {}
         self._growing: dict[str, _Use] = {}  # those whose prompts are not all computed
         self._ends: dict[bytes, str] = {}  # the last block of each -> the turn
@@ -191,9 +188,10 @@ class StockCache(UnknownStock):
 
     def clear(self) -> None:
         """The prefix cache is emptied, or nobody saw what happened to it for a while."""
-        for part in (self._by_first, self._queue, self._uses, self._growing, self._ends):
+        for part in (self._copies, self._uses, self._growing, self._ends):
             part.clear()
-        self._num_queued = 0
+        self._queue = LazyHeap()
+        self._num_queued = self._num_ended = 0
         self._num_shared = 0  # by how much the tables together exceed the blocks in them
         self._has_displaced = False
 
@@ -207,19 +205,22 @@ class StockCache(UnknownStock):
         """
         request_id, hashes = request.request_id, request.block_hashes
         self._make_fit(but=request_id)
-        found, there = self._walk(hashes, 0, len(hashes))
+        found, there = self._look_up(hashes)
         if 0 < there < len(hashes) and self._extend(hashes[there - 1]):
-            found, there = self._walk(hashes, 0, len(hashes))
+            found, there = self._look_up(hashes)
         is_blind = request.skip_reading_prefix_cache  # as with prompt_logprobs
         most = 0 if is_blind else (request.num_tokens - 1) // self._block_size
-        hit = max(0, min(self._num_readable(found), most) - self._num_dropped)
-        for start, stretch, num in found:
-            if start >= hit:
+        hit = max(0, min(there, most) - self._num_dropped)
+        for copies, stretch, num in found:
+            if stretch.start >= hit:
                 break
-            self._use(self._cut(stretch, min(num, hit - start)))
-        use = self._uses[request_id] = _Use(request, hit, there, len(hashes))
-        if there < use.end:
-            self._add(_Stretch(hashes[there:], use.end - there, 1, request_id))
+            num = min(num, hit - stretch.start)
+            if num < len(stretch.hashes):
+                self._cut(copies, num)
+            self._use(stretch, request_id)
+        use = self._uses[request_id] = _Use(request, hit, len(hashes))
+        if hit < use.end:
+            self._put([_Stretch(hashes[hit:], hit, {request_id}, request_id)])
             self._growing[request_id] = use
         if hashes:
             self._ends[hashes[-1]] = request_id
@@ -260,30 +261,47 @@ class StockCache(UnknownStock):
         """Displace what does not fit beside the blocks in the tables, `but` for that turn's."""
         num_in_tables = sum(map(len, self._tables.values())) - len(self._tables.get(but, ()))
         num = self._num_queued - (self._num_blocks - (num_in_tables - self._num_shared))
-        while num > 0 and self._queue:
+        while num > 0 and (entry := self._queue.first()):
             self._has_displaced = True
-            stretch = next(iter(self._queue))
-            size = min(num, stretch.size)
-            if size == stretch.size:
-                del self._queue[stretch]
+            stretch = entry[1]
+            size = min(num, len(stretch.hashes))
+            if size == len(stretch.hashes):
+                self._queue.discard(stretch)
                 self._remove(stretch)
             else:
+                copies = self._copies[stretch.hashes[0]]
+                if len(copies) > 1:
+                    self._cut(copies, len(stretch.hashes) - size)
+                    continue  # the tail is first in the queue now
                 del stretch.hashes[-size:]
-            stretch.size -= size
             self._num_queued -= size
             num -= size
 
-    def _walk(
-        self, hashes: Sequence[bytes], start: int, end: int
-    ) -> tuple[list[tuple[int, _Stretch, int]], int]:
-        """The stretches that begin like hashes[start:end], each with its place and how many of its
-        blocks are the same; and where they end."""
-        found = []
-        while start < end and (stretch := self._by_first.get(hashes[start])) is not None:
-            num = _num_same(stretch, hashes, start, end)
-            found.append((start, stretch, num))
-            start += num
-        return found, start
+    def _look_up(
+        self, hashes: Sequence[bytes]
+    ) -> tuple[list[tuple[list[_Stretch], _Stretch, int]], int]:
+        """The stretches that a lookup finds, each with its copies and how many of its blocks are
+        found; and where they end: where nobody has the next block, or has computed it."""
+        found, place = [], 0
+        while place < len(hashes) and (copies := self._copies.get(hashes[place])) is not None:
+            num = num_same = _num_same(copies[0].hashes, hashes, place)
+            stretch = copies[0]
+            if self._growing:
+                stretch = max(copies, key=self._num_computed)
+                num = min(num, self._num_computed(stretch))
+            if num:
+                found.append((copies, stretch, num))
+                place += num
+            if num < num_same:
+                break
+        return found, place
+
+    def _num_computed(self, stretch: _Stretch) -> int:
+        """How many of its blocks can be found: a running turn may have to compute the others."""
+        if stretch.owner not in self._growing:
+            return len(stretch.hashes)
+        num_cached = self._num_cached.get(stretch.owner, 0)
+        return min(max(0, num_cached - stretch.start), len(stretch.hashes))
 
     def _extend(self, last: bytes) -> bool:
         """Add what the running turn whose last block this is has computed since. Whether there was
@@ -294,62 +312,57 @@ class StockCache(UnknownStock):
             return False
         hashes, begin = use.request.block_hashes, use.end
         end = min(self._num_cached.get(request_id, 0), len(hashes))
-        if end <= begin or hashes[begin] in self._by_first:
+        if end <= begin:
             return False
         use.end = end
-        self._add(_Stretch(hashes[begin:end], end - begin, 1, request_id))
+        self._put([_Stretch(hashes[begin:end], begin, {request_id}, request_id)])
         self._ends[hashes[end - 1]] = self._ends.pop(last)
         return True
 
-    def _num_readable(self, found: Sequence[tuple[int, _Stretch, int]]) -> int:
-        """How many blocks a lookup finds: those that a running turn has still to compute end it."""
-        end = 0
-        for start, stretch, num in found:
-            end = start + num
-            if stretch.owner in self._growing:
-                num_cached = self._num_cached.get(stretch.owner, 0)
-                if num_cached < end:
-                    return max(start, num_cached)
-        return end
+    def _put(self, copies: list[_Stretch]) -> None:
+        """They can be found from now on, behind those of the same blocks that are there. All of
+        these are cut alike."""
+        while copies:
+            others = self._copies.setdefault(copies[0].hashes[0], copies)
+            if others is copies:
+                return
+            num = _num_same(others[0].hashes, copies[0].hashes, 0)
+            self._cut(others, num)
+            tails = self._split(copies, num)
+            others += copies
+            copies = tails
 
-    def _cut(self, stretch: _Stretch, size: int) -> _Stretch:
-        """Return its first `size` blocks as a stretch of their own; the rest keeps its place."""
-        if size == stretch.size:
-            return stretch
-        head = _Stretch(stretch.hashes[:size], size, stretch.refs, stretch.owner)
-        self._by_first[stretch.hashes[0]] = head
-        del stretch.hashes[:size]
-        stretch.size -= size
-        self._add(stretch)
-        if not head.refs:  # it leaves the queue at once, whoever cuts it
-            self._num_queued -= size
-        return head
+    def _cut(self, copies: list[_Stretch], size: int) -> None:
+        """Cut them behind their first `size` blocks. All keep their place in the queue."""
+        self._put(self._split(copies, size))
 
-    def _use(self, stretch: _Stretch) -> None:
+    def _split(self, copies: list[_Stretch], size: int) -> list[_Stretch]:
+        if size == len(copies[0].hashes):
+            return []
+        tails = [each.split(size) for each in copies]
+        for tail in tails:
+            if not tail.users:
+                self._queue.push(tail.place, tail)
+        return tails
+
+    def _use(self, stretch: _Stretch, request_id: str) -> None:
         """A running turn has found it."""
-        if stretch.refs:
-            self._num_shared += stretch.size
-        elif stretch in self._queue:
-            del self._queue[stretch]
-            self._num_queued -= stretch.size
-        stretch.refs += 1
-
-    def _add(self, stretch: _Stretch) -> None:
-        """It can be found from now on. What a lookup found in its place is a second copy then: it
-        lay behind blocks that had been displaced and computed again."""
-        other = self._by_first.get(stretch.hashes[0], stretch)
-        self._by_first[stretch.hashes[0]] = stretch
-        if other is not stretch:
-            other.hashes = []
-            self._num_shared -= max(0, other.refs - 1) * other.size
+        if stretch.users:
+            self._num_shared += len(stretch.hashes)
+        else:
+            self._queue.discard(stretch)
+            self._num_queued -= len(stretch.hashes)
+        stretch.users.add(request_id)
 
     def _remove(self, stretch: _Stretch) -> None:
-        if stretch.hashes and self._by_first.get(stretch.hashes[0]) is stretch:
-            del self._by_first[stretch.hashes[0]]
+        copies = self._copies[stretch.hashes[0]]
+        copies.remove(stretch)
+        if not copies:
+            del self._copies[stretch.hashes[0]]
 
     def _end(self, request_id: str, num_cached: int) -> None:
-        """The turn's blocks that have a hash go to the end of the queue, tail first. Those that
-        other turns use stay; what it has a second copy of keeps the newer place."""
+        """The turn's blocks that have a hash go to the end of the queue, tail first; those that
+        other turns use stay."""
         use = self._uses.pop(request_id, None)
         self._growing.pop(request_id, None)
         if use is None:
@@ -359,79 +372,51 @@ class StockCache(UnknownStock):
             del self._ends[hashes[use.end - 1]]
         # What it found in stock is its own there, whatever our server had of it when it ended.
         num_cached = min(max(num_cached, use.hit), len(hashes))
-        if num_cached < use.end:
-            self._drop(hashes, max(use.there, num_cached), use.end)
+        if use.end < num_cached:
+            answer = hashes[use.end : num_cached]
+            self._put([_Stretch(answer, use.end, {request_id}, request_id)])
+        place = 0
         left: list[_Stretch] = []
-        begin = place = 0  # all from `begin` to `place` goes to the queue as one stretch
-        sections = ((use.hit, True), (use.there, False), (use.end, True), (num_cached, False))
-        for section, is_its_own in sections:
-            end = min(section, num_cached)
-            while place < end:
-                stretch = self._by_first.get(hashes[place])
-                if stretch is None:
-                    place = end
-                    continue
-                num = _num_same(stretch, hashes, place, end)
-                stays = self._leave(stretch) if is_its_own else self._double(stretch, num)
-                if stays:
-                    self._gather(left, hashes[begin:place])
-                    begin = place + num
-                    if not is_its_own:
-                        left.append(_Stretch([], num))
-                place += num
-        self._gather(left, hashes[begin:num_cached])
-        for stretch in reversed(left):
-            self._queue[stretch] = None
-            self._num_queued += stretch.size
-        is_idle = not self._uses and (self._num_shared or len(self._by_first) > len(self._queue))
-        if is_idle or len(self._by_first) > self._num_blocks:
+        while place < max(use.end, num_cached):
+            copies = self._copies[hashes[place]]
+            stretch = next(each for each in copies if request_id in each.users)
+            if place < num_cached < place + len(stretch.hashes):
+                self._cut(copies, num_cached - place)
+            size = len(stretch.hashes)
+            stretch.users.remove(request_id)
+            if stretch.users:
+                self._num_shared -= size
+            elif place >= num_cached:
+                self._remove(stretch)  # it was never computed
+            else:
+                self._gather(left, stretch, len(copies))
+            place += size
+        self._num_ended += 1
+        for stretch in left:
+            stretch.freed = self._num_ended
+            self._queue.push(stretch.place, stretch)
+            self._num_queued += len(stretch.hashes)
+        is_idle = not self._uses and (self._num_shared or len(self._copies) > len(self._queue))
+        if is_idle or len(self._copies) > self._num_blocks:
             self.clear()  # the books do not add up
 
-    def _leave(self, stretch: _Stretch) -> bool:
-        """A turn that uses it ends. Whether others use it; if not, it is forgotten."""
-        stretch.refs -= 1
-        if stretch.refs:
-            self._num_shared -= stretch.size
-            return True
-        self._remove(stretch)
-        return False
-
-    def _double(self, stretch: _Stretch, num: int) -> bool:
-        """A turn ends that has copies of its first `num` blocks. Whether running turns use it; if
-        not, the turn's copies are the ones to be found from now on."""
-        if stretch.refs:
-            return True
-        head = self._cut(stretch, num)  # the rest stays as it is
-        self._remove(head)
-        if head is stretch:
-            head.hashes = []
-        return False
-
-    def _gather(self, left: list[_Stretch], hashes: list[bytes]) -> None:
-        if hashes:
-            stretch = _Stretch(hashes, len(hashes))
-            self._add(stretch)
-            left.append(stretch)
-
-    def _drop(self, hashes: Sequence[bytes], start: int, end: int) -> None:
-        """Forget what a turn that ends early was to compute from `start` to `end`."""
-        found, _ = self._walk(hashes, 0, end)
-        for place, stretch, num in found:
-            if place + num <= start:
-                continue
-            if place < start:
-                self._cut(stretch, start - place)
-            if stretch.refs > 1:  # others use it
-                self._leave(stretch)
-            else:
+    def _gather(self, left: list[_Stretch], stretch: _Stretch, num_copies: int) -> None:
+        """A turn leaves it: it becomes one with what the turn left before it, unless there are
+        copies of either, which have their own places in the queue."""
+        if left and num_copies == 1:
+            before = left[-1]
+            follows = before.start + len(before.hashes) == stretch.start
+            if follows and len(self._copies[before.hashes[0]]) == 1:
                 self._remove(stretch)
+                before.hashes += stretch.hashes
+                return
+        left.append(stretch)
 
 
-def _num_same(stretch: _Stretch, hashes: Sequence[bytes], start: int, end: int) -> int:
-    """How many of its blocks are those of hashes[start:end]; the first one is. A block's hash
+def _num_same(own: Sequence[bytes], hashes: Sequence[bytes], start: int) -> int:
+    """How many of `own` are those of `hashes` from `start` on; the first one is. A block's hash
     covers all before it."""
-    own = stretch.hashes
-    num = min(stretch.size, end - start)
+    num = min(len(own), len(hashes) - start)
     if own[num - 1] == hashes[start + num - 1]:
         return num
     return 1 + bisect_left(range(1, num), True, key=lambda n: own[n] != hashes[start + n])

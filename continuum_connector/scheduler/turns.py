@@ -29,7 +29,6 @@ from continuum_connector.programs.program import MAX_LEFT, OVER_S, Identity, Pro
 from continuum_connector.scheduler.holds import Hold
 from continuum_connector.scheduler.kv_groups import NO_BLOCKS, ChainBlocks
 from continuum_connector.scheduler.queue import LazyHeap
-from continuum_connector.scheduler.stock import AgainstStock
 from continuum_connector.toolcalls import Asked, Ending
 
 MAX_HELD = 8  # gaps of a program
@@ -84,6 +83,24 @@ class InUse(NamedTuple):
 
     adapter: int
     is_awaited: bool
+
+
+@dataclass(frozen=True)
+class AgainstStock:
+    """A turn's prompt tokens: those that only we kept, those that stock vLLM would have kept too,
+    and those that stock would have kept and we did not."""
+
+    only_ours: int
+    stock_too: int
+    only_stock: int
+
+    @classmethod
+    def of(cls, num_found: int, num_in_stock: int) -> AgainstStock:
+        too = min(num_found, num_in_stock)
+        return cls(num_found - too, too, num_in_stock - too)
+
+    def as_dict(self) -> dict[str, int]:
+        return dict(vars(self))
 
 
 @dataclass(eq=False)

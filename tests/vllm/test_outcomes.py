@@ -14,8 +14,7 @@ from continuum_connector.policy.base import Choice, FinishedTurn, Free, Offload,
 from continuum_connector.policy.baselines import FixedTtl
 from continuum_connector.programs.program import OVER_S, Identity, IdentitySource, Program
 from continuum_connector.scheduler.records import FoundTokens
-from continuum_connector.scheduler.stock import AgainstStock
-from continuum_connector.scheduler.turns import Turn
+from continuum_connector.scheduler.turns import AgainstStock, Turn
 from tests.vllm.agents import AgentEngine
 from tests.vllm.harness import prompt
 from tests.vllm.tiering import SLOT_BYTES
