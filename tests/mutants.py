@@ -387,6 +387,13 @@ MUTANTS = (
         "tests/vllm/test_stock.py",
     ),
     Mutant(
+        "shadow: stock finds the newest of copies",
+        "scheduler/stock.py",
+        "            stretch = copies[0]\n",
+        "            stretch = copies[-1]\n",
+        "tests/vllm/test_stock.py",
+    ),
+    Mutant(
         "shadow: pins go on while they lose",
         "scheduler/scheduler.py",
         "        if self._heeds_stock and self._balance.lost(num_lost, now):\n",

@@ -261,8 +261,6 @@ class SchedulerSide:
         num_found = turn.num_found
         self.waits.gate.found(turn, num_found)
         num_lost = 0 if turn.stock_tokens is None else turn.stock_tokens - num_found
-        if num_lost > 0 and not len(self.pins):
-            num_lost = 0  # no pin displaced it: of two copies the shadow may take the wrong one
         if self._heeds_stock and self._balance.lost(num_lost, now):
             self.steps.give_up_pins(now)
         self.records.admitted(request, turn, now)

@@ -463,12 +463,16 @@ def test_whose_client_goes_away_while_pins_lose_gets_no_pin_again() -> None:
     assert len(side.pins) == 0
 
 
-def test_what_nothing_pinned_has_displaced_is_no_loss_of_pins() -> None:
-    """Of two copies of a block the shadow may take the wrong one."""
-    engine = tiered(60, 0, config={"policy": "adaptive", "max_pinned_fraction": 0.0})
-    side = engine.connector.side
-    side._stock.admitted = lambda *_: 500
-    for number in range(3):
-        engine.add(str(number), prompt(300, number), 8, program=str(number))
-        engine.run_until_idle()
+def test_what_a_pin_displaced_counts_after_its_end() -> None:
+    """Who comes back later than the pin lasts finds less all the same."""
+    engine = Told(Pin(60.0), 40)
+    side = engine.side
+    side._heeds_stock = True
+    engine.leave("p", 240, 1, Pin(1.0))
+    engine.leave("a", 90, 2, Free())
+    engine.idle(2.0)
+    engine.leave("x", 400, 3, Free())
+    assert len(side.pins) == 0
     assert not side._balance.pins_lose(engine.clock())
+    assert engine.back()["only_stock"] == 96
+    assert side._balance.pins_lose(engine.clock())
