@@ -115,8 +115,9 @@ class Program:
     alters_answers: bool | None = None  # before it sends them back (Answers); None: unknown
     # Whether a prompt differed before the end of the last one, since one had its answer, too.
     departed: bool = False
-    # When its client last cut an answer off, and whether it ever went on with one (Interruptions).
-    cut: float | None = None
+    # Those of `left` that end in an answer which its client cut off, until it goes on with it, and
+    # whether it ever did with one (Interruptions).
+    cuts: tuple[float, ...] = ()
     resumes_cut: bool = False
     runs_blocks: bool | None = None  # the shell blocks that it is answered (Decider); None: unknown
     parent: str | None = None
@@ -307,7 +308,7 @@ class Interruptions:
 
     def cut_off(self, program: Program, now: float) -> None:
         """Its client went away in the middle of an answer, which leaves what is left `now`."""
-        program.cut = now
+        program.cuts = (*(at for at in program.cuts if at in program.left), now)
         self._num_cut += 1
         if self._num_cut > self.MAX_COUNTED:
             self._num_cut, self._num_resumed = self._num_cut // 2, self._num_resumed // 2
@@ -315,9 +316,10 @@ class Interruptions:
     def came_back(self, program: Program, since: float | None, num_tokens: int) -> None:
         """A turn with a prompt of so many tokens arrives that continues what was left at `since`,
         None: nothing. The same prompt again is a retry."""
-        kept = program.left.get(since) if since is not None and since == program.cut else None
+        kept = program.left.get(since) if since in program.cuts else None
         if kept is not None and num_tokens > kept.num_prompt_tokens:
-            program.cut, program.resumes_cut = None, True
+            program.cuts = tuple([at for at in program.cuts if at != since])
+            program.resumes_cut = True
             self._num_resumed += 1
 
     def are_resumed(self, program: Program) -> bool:

@@ -580,6 +580,25 @@ def test_who_asks_the_same_again_has_not_gone_on_with_an_interrupted_answer() ->
     assert not any(engine.connector.side.pins.of("job:b"))
 
 
+def test_several_conversations_of_an_id_each_go_on_with_an_interrupted_answer() -> None:
+    """All three do, so a new client's is kept."""
+    engine = ours(400, 0)
+    said = {name: prompt(200, seed) for seed, name in enumerate("abc")}
+    for turn in ("first", "next"):
+        for name in said:
+            engine.add(name + turn, said[name], 40, program="app")
+        engine.run_until_idle(until=lambda: min(map(len, engine.outputs.values())) >= 24)
+        for name in said:
+            engine.abort(name + turn)
+            said[name] = said[name] + engine.outputs[name + turn][:24] + prompt(20, 9)
+        engine.run_until_idle()
+    engine.add("new", prompt(200, 4), 40, program="new")
+    engine.run_until_idle(until=lambda: len(engine.outputs["new"]) >= 24)
+    engine.abort("new")
+    engine.run_until_idle()
+    assert any(engine.connector.side.pins.of("job:new"))
+
+
 def test_another_conversation_of_an_id_has_not_gone_on_with_an_interrupted_answer() -> None:
     """It only begins alike, so that it may be taken for an edit."""
     engine = ours(400, 0)
