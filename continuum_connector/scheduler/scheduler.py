@@ -118,9 +118,8 @@ class SchedulerSide:
             gate, from_below, same_load, bus, adapters, self.queues, self.turns, records
         )
         # What decides on finished turns, and what makes room.
-        self._balance = Balance(
-            vram * groups.hash_size, lambda: self.turns.num_waiting > 0, costs.share_blocked
-        )
+        self._max_running = max_running
+        self._balance = Balance(vram * groups.hash_size, self._has_load)
         self.snapshots = Snapshots(
             pool, self.retention, tier, costs, self.turns, bus, self._balance
         )
@@ -180,6 +179,7 @@ class SchedulerSide:
             identity,
             number=program.num_turns,
             arrival=now,
+            num_prompt_tokens=num_tokens,
             is_stray=is_stray,
             since=since,
             num_common=num_common,
@@ -269,6 +269,12 @@ class SchedulerSide:
         if self._lends and turn.program.num_active == 1 and not turn.identity.hints.compaction:
             self.tier.lend(turn.program.key, request, num_found)
 
+    def _has_load(self) -> bool:
+        """Whether a turn waits that would on stock vLLM, too: for a seat, or because those who wait
+        would not fit if no pin held room."""
+        room = self._pool.get_num_free_blocks() + self.retention.num_blocks
+        return self.turns.has_load(self._max_running, room * self.groups.hash_size)
+
     def waits_for_store(self, now: float) -> bool:
         """A running turn lacks blocks: have vLLM wait for those that a store holds, rather than
         preempt another turn, if the store will end soon. All who run behind it are left out of the
@@ -315,6 +321,7 @@ class SchedulerSide:
         self.waits.left(turn)
         self.steps.note_change()
         self._stock.finished(request)
+        self._balance.look(now)
         self.room.references_dropped()
         self.retention.unexpect(turn)
         # Where turns run on with older KV, their blocks are looked at when vLLM frees them.

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
+from continuum_connector.costs import TIME_CONSTANT_S, Level
 from continuum_connector.scheduler.queue import LazyHeap
 
 WRONG = (
@@ -44,26 +45,26 @@ logger = logging.getLogger(f"vllm.{__name__}")
 class Balance:
     """Whether what we keep finds less than stock vLLM would, lately: no pin pays then.
 
-    That is asked only while nobody waits, and hardly anybody did. Then stock would have admitted
-    the same turns at the same times; under load it would not, as it computes what it has lost
+    That is asked only where there was hardly any load. Then stock would have admitted the same
+    turns at the same times; under load it would not, as it computes what it has lost
     (docs/decisions.md). What was lost counts half after HALF_S, so pins are tried again.
     """
 
     SHARE = 1 / 8  # of VRAM: what may be lost, beyond what was won, up to as much
     HALF_S = 600.0
-    MAX_BLOCKED = 0.2  # of the time: more is load
+    MAX_LOADED = 1 / 20  # of the time
 
-    def __init__(
-        self,
-        num_tokens: int,
-        has_waiting: Callable[[], bool],
-        share_blocked: Callable[[float], float],
-    ) -> None:
-        """`num_tokens`: what VRAM holds. `has_waiting`: whether a turn waits, for whatever.
-        `share_blocked`: in how much of the recent time somebody waited for room."""
+    def __init__(self, num_tokens: int, has_load: Callable[[], bool]) -> None:
+        """`num_tokens`: what VRAM holds. `has_load`: whether a turn waits that would on stock vLLM,
+        too."""
         self._most = self.SHARE * num_tokens
-        self._has_waiting, self._share_blocked = has_waiting, share_blocked
+        self._has_load = has_load
+        self._load = Level(TIME_CONSTANT_S)
         self._lost, self._since = 0.0, 0.0
+
+    def look(self, now: float) -> None:
+        """A turn has ended. As long as there is load, one does so again and again."""
+        self._load.set(float(self._has_load()), now)
 
     def pins_lose(self, now: float) -> bool:
         is_much = self._lost > self._most and self._lately(now) > self._most
@@ -79,7 +80,7 @@ class Balance:
         return num_tokens > 0 and self._lost > self._most
 
     def _is_quiet(self, now: float) -> bool:
-        return not self._has_waiting() and self._share_blocked(now) < self.MAX_BLOCKED
+        return not self._has_load() and self._load.mean(now) < self.MAX_LOADED
 
     def _lately(self, now: float) -> float:
         return self._lost * math.pow(0.5, (now - self._since) / self.HALF_S)

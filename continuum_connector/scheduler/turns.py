@@ -133,6 +133,7 @@ class Turn:
     identity: Identity
     number: int
     arrival: float
+    num_prompt_tokens: int = 0
     is_stray: bool = False
     since: float | None = None
     num_common: int | None = None
@@ -401,6 +402,7 @@ class Turns:
         self._turns: dict[str, Turn] = {}
         self._arrivals: list[float] = []  # of the programs of those that wait, ascending
         self._num_by_program: Counter[str] = Counter()
+        self._num_waiting_tokens = 0
         self._num_preempted = 0
 
     def __len__(self) -> int:
@@ -419,6 +421,7 @@ class Turns:
         """The turn has arrived, and waits."""
         self._turns[turn.request_id] = turn
         insort(self._arrivals, turn.program_arrival)
+        self._num_waiting_tokens += turn.num_prompt_tokens
         self._num_by_program[turn.program.key] += 1
 
     def move(self, turn: Turn, state: State) -> None:
@@ -446,6 +449,12 @@ class Turns:
     def num_waiting(self) -> int:
         return len(self._arrivals)
 
+    def has_load(self, max_running: int, num_tokens: int) -> bool:
+        """Whether some wait for a place among `max_running` that run, were preempted, or would not
+        all fit where there is room for `num_tokens`."""
+        is_full = self.num_waiting > 0 and self.num_with_kv >= max_running
+        return is_full or self._num_preempted > 0 or self._num_waiting_tokens > num_tokens
+
     @property
     def num_with_kv(self) -> int:
         """Turns that run, load or have loaded."""
@@ -465,6 +474,7 @@ class Turns:
         if turn.state is not State.WAITING:
             return
         del self._arrivals[bisect_left(self._arrivals, turn.program_arrival)]
+        self._num_waiting_tokens -= turn.num_prompt_tokens
         key = turn.program.key
         self._num_by_program[key] -= 1
         if not self._num_by_program[key]:

@@ -334,7 +334,7 @@ def turn(name: str, num_blocks: int) -> Any:
 
 # --- what it decides: pins end while they lose ------------------------------------------
 def test_pins_lose_once_stock_has_found_an_eighth_of_vram_more() -> None:
-    balance = Balance(800, lambda: False, lambda _: 0.0)
+    balance = Balance(800, lambda: False)
     assert not balance.lost(100, 0.0)
     assert not balance.pins_lose(0.0)
     assert balance.lost(1, 0.0)
@@ -342,7 +342,7 @@ def test_pins_lose_once_stock_has_found_an_eighth_of_vram_more() -> None:
 
 
 def test_what_pins_won_pays_for_as_much_as_they_may_lose() -> None:
-    balance = Balance(800, lambda: False, lambda _: 0.0)
+    balance = Balance(800, lambda: False)
     assert not balance.lost(-5000, 0.0)
     assert not balance.lost(200, 0.0)
     assert balance.lost(1, 0.0)
@@ -352,7 +352,7 @@ def test_what_pins_won_pays_for_as_much_as_they_may_lose() -> None:
 
 def test_pins_are_tried_again() -> None:
     """A turn that pins win is no reason to end them, and what was lost counts less with time."""
-    balance = Balance(800, lambda: False, lambda _: 0.0)
+    balance = Balance(800, lambda: False)
     assert balance.lost(180, 0.0)
     assert not balance.lost(-10, 1.0)
     assert balance.pins_lose(1.0)
@@ -360,20 +360,55 @@ def test_pins_are_tried_again() -> None:
 
 
 def test_under_load_nobody_can_tell_what_stock_would_have_found() -> None:
-    blocked, waiting = {0.0: 0.0, 1.0: Balance.MAX_BLOCKED}, []
-    balance = Balance(800, lambda: bool(waiting), blocked.__getitem__)
+    waiting = ["a turn, for a seat"]
+    balance = Balance(800, lambda: bool(waiting))
+    balance.look(0.0)
     assert not balance.lost(900, 1.0)
-    assert not balance.pins_lose(0.0)
-    assert balance.lost(900, 0.0)
-    assert balance.pins_lose(0.0)
+    waiting.clear()
+    assert balance.lost(900, 1.0)
+    assert balance.pins_lose(1.0)
+    waiting.append("another one")
     assert not balance.pins_lose(1.0), "what is known of quiet times says nothing of load"
-    waiting.append("a turn, for a seat")
-    assert not balance.pins_lose(0.0)
-    assert not balance.lost(900, 0.0)
+
+
+def test_shortly_after_load_nobody_can_tell_either() -> None:
+    waiting = ["a turn, for a seat"]
+    balance = Balance(800, lambda: bool(waiting))
+    balance.look(0.0)
+    waiting.clear()
+    balance.look(20.0)
+    assert not balance.lost(900, 20.0)
+    assert balance.lost(900, 160.0)
+
+
+@pytest.mark.parametrize(
+    ("num_waiting", "max_num_seqs", "has_load"),
+    [(0, 8, False), (2, 8, False), (9, 8, True), (1, 1, True)],
+)
+def test_who_waits_for_the_room_of_pins_is_no_load(
+    num_waiting: int, max_num_seqs: int, has_load: bool
+) -> None:
+    """On stock vLLM it would not wait. It would where all seats are taken, or where no pin's room
+    is enough."""
+    engine = tiered(60, 0, config={"policy": "adaptive"}, max_num_seqs=max_num_seqs)
+    know(engine.connector.costs, COSTS["both"])
+    side = engine.connector.side
+    side.decider._reader.read = lambda *_, **__: Asked(Ending.CALLS, ("run",))
+    engine.add("agent", prompt(400, 1), 8, program="agent")
+    engine.run_until_idle()
+    assert len(side.pins) == 1
+    engine.add("runs", prompt(20, 2), 40)
+    engine.step()
+    engine.step()
+    for number in range(num_waiting):
+        engine.add(str(number), prompt(400, 3 + number), 8)
+        side.begin_turn(engine.requests[str(number)], engine.clock())
+    assert side.turns.num_waiting == num_waiting
+    assert side._has_load() is has_load
 
 
 def test_what_was_lost_is_forgotten_however_much_it_was() -> None:
-    balance = Balance(800, lambda: False, lambda _: 0.0)
+    balance = Balance(800, lambda: False)
     assert balance.lost(80_000, 0.0)
     assert balance.pins_lose(Balance.HALF_S - 1)
     assert not balance.pins_lose(Balance.HALF_S)
