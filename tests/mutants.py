@@ -389,8 +389,8 @@ MUTANTS = (
     Mutant(
         "shadow: stock finds the newest of copies",
         "scheduler/stock.py",
-        "            stretch = copies[0]\n",
-        "            stretch = copies[-1]\n",
+        "            stretch, num = copies[0], num_same\n",
+        "            stretch, num = copies[-1], num_same\n",
         "tests/vllm/test_stock.py",
     ),
     Mutant(

@@ -25,6 +25,7 @@ Balance: whether pins lose by it.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import math
 from bisect import bisect_left
@@ -285,11 +286,11 @@ class StockCache(UnknownStock):
         found; and where they end: where nobody has the next block, or has computed it."""
         found, place = [], 0
         while place < len(hashes) and (copies := self._copies.get(hashes[place])) is not None:
-            num = num_same = _num_same(copies[0].hashes, hashes, place)
-            stretch = copies[0]
-            if self._growing:
-                stretch = max(copies, key=self._num_computed)
-                num = min(num, self._num_computed(stretch))
+            num_same = _num_same(copies[0].hashes, hashes, place)
+            stretch, num = copies[0], num_same
+            if stretch.owner in self._growing:
+                stretch, num = self._most_computed(copies)
+                num = min(num, num_same)
             if num:
                 found.append((copies, stretch, num))
                 place += num
@@ -297,12 +298,20 @@ class StockCache(UnknownStock):
                 break
         return found, place
 
-    def _num_computed(self, stretch: _Stretch) -> int:
-        """How many of its blocks can be found: a running turn may have to compute the others."""
-        if stretch.owner not in self._growing:
-            return len(stretch.hashes)
-        num_cached = self._num_cached.get(stretch.owner, 0)
-        return min(max(0, num_cached - stretch.start), len(stretch.hashes))
+    def _most_computed(self, copies: Sequence[_Stretch]) -> tuple[_Stretch, int]:
+        """The first that has all of its blocks, or else most; and how many: a running turn may have
+        to compute the others."""
+        found, most = copies[0], 0
+        for stretch in copies:
+            num = len(stretch.hashes)
+            if stretch.owner in self._growing:
+                num_cached = self._num_cached.get(stretch.owner, 0)
+                num = min(max(0, num_cached - stretch.start), num)
+            if num > most:
+                found, most = stretch, num
+            if num == len(stretch.hashes):
+                break
+        return found, most
 
     def _extend(self, last: bytes) -> bool:
         """Add what the running turn whose last block this is has computed since. Whether there was
@@ -380,7 +389,9 @@ class StockCache(UnknownStock):
         left: list[_Stretch] = []
         while place < max(use.end, num_cached):
             copies = self._copies[hashes[place]]
-            stretch = next(each for each in copies if request_id in each.users)
+            # What it found is the first; of what it computed it mostly has the last.
+            at_ends = itertools.chain(copies[:1], reversed(copies))
+            stretch = next(each for each in at_ends if request_id in each.users)
             if place < num_cached < place + len(stretch.hashes):
                 self._cut(copies, num_cached - place)
             size = len(stretch.hashes)
