@@ -450,9 +450,9 @@ class Turns:
         return len(self._arrivals)
 
     def has_load(self, max_running: int, num_tokens: int) -> bool:
-        """Whether some wait for a place among `max_running` that run, were preempted, or would not
-        all fit where there is room for `num_tokens`."""
-        is_full = self.num_waiting > 0 and self.num_with_kv >= max_running
+        """Whether there are more than may run at once, or some were preempted, or those that wait
+        would not all fit where there is room for `num_tokens`."""
+        is_full = len(self._turns) > max_running
         return is_full or self._num_preempted > 0 or self._num_waiting_tokens > num_tokens
 
     @property
