@@ -154,8 +154,8 @@ class Snapshot(Struct, frozen=True):
     pins that a client made longer than the policy would have. From then on they count as free,
     because anybody who needs them gets them. `num_at_bus`: turns that load or wait for the bus, on
     average over the last seconds. `takes_store`: False if DRAM has just refused most of
-    this turn's blocks, because what it holds is needed sooner, or busy. `pins_lose`: nobody
-    waits, and stock vLLM would have found more lately than we did.
+    this turn's blocks, because what it holds is needed sooner, or busy. `pins_lose`: there
+    is no load, and stock vLLM would have found more lately than we did.
     """
 
     now: float
