@@ -223,6 +223,7 @@ def check(engine: Engine) -> None:
         assert side.turns.has_waiting(turn.program.key) is any(
             each.program is turn.program for each in waiting
         )
+    assert not getattr(side._stock, "has_warned", False), "the shadow's books did not add up"
     world = side.snapshots.take(engine.clock())
     assert (world.num_waiting, world.num_running) == (len(waiting), len(side.turns) - len(waiting))
 
