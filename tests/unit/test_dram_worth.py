@@ -98,6 +98,7 @@ def test_what_is_asked_of_those_that_wait_looks_at_none_of_them() -> None:
         looks = 0
         state = State.WAITING
         program_arrival = 0.0
+        num_prompt_tokens = 0
 
         def __init__(self, request_id: str) -> None:
             self.request_id = request_id
