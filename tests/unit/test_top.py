@@ -335,6 +335,15 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[None]:
+    """`top` sets handlers of its own, which a process that goes on must not keep."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def server() -> Iterator[FakeServer]:
     fake = FakeServer()
@@ -415,6 +424,25 @@ def test_ctrl_c_ends_it_without_a_traceback(server: FakeServer) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (130, "")
+
+
+FINALIZED = """
+import signal, sys
+from continuum_connector.tools.cli import server
+class Response:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+parse = server.Scrape.parse
+server.Scrape.parse = lambda *args: (Response(), parse(*args))[1]
+sys.unraisablehook = lambda *_: None  # files drop it silently
+"""
+
+
+def test_ctrl_c_ends_it_also_while_python_drops_what_is_raised(server: FakeServer) -> None:
+    words = [sys.executable, "-c", FINALIZED + MAIN, "top", server.url, "--interval", "60"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(words, capture_output=True, env=environ, text=True, timeout=50)
+    assert (ended.returncode, ended.stdout + ended.stderr) == (130, "")
 
 
 # --- a real terminal --------------------------------------------------------------------

@@ -53,11 +53,10 @@ def top(
     goes away, it waits for it. Ctrl-C ends. If the output is no terminal, --once is implied.
     """
     server, console = Server(url, api_key), terminal()
-    # So that the terminal is left clean.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end = _End()
     if once or not console.is_terminal:
         first = server.scrape(time.monotonic())
-        _wait(interval)
+        end.wait(interval)
         now = server.scrape(time.monotonic())
         console.print(screen(server.url, (now, now.since(first)), ""))
         return
@@ -66,14 +65,32 @@ def top(
         while True:
             watch.look(time.monotonic(), time.strftime("%H:%M:%S"))
             live.update(screen(server.url, watch.shown, watch.trouble), refresh=True)
-            _wait(interval)
+            end.wait(interval)
 
 
-def _wait(seconds: float) -> None:
-    # A Ctrl-C just before a sleep begins is seen when that ends, so none is long.
-    until = time.monotonic() + seconds
-    while (left_s := until - time.monotonic()) > 0:
-        time.sleep(min(left_s, 0.5))
+class _End:
+    """Ends the program on Ctrl-C and SIGTERM, with a clean terminal.
+
+    Python drops what a handler raises while an object is finalized, as a response is, so the
+    signal is remembered as well.
+    """
+
+    def __init__(self) -> None:
+        self._status = 0
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._leave)
+
+    def wait(self, seconds: float) -> None:
+        # A signal just before a sleep begins is seen when that ends, so none is long.
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            if self._status:
+                sys.exit(self._status)
+            time.sleep(min(left_s, 0.5))
+
+    def _leave(self, number: int, _: object) -> None:
+        self._status = 128 + number
+        sys.exit(self._status)
 
 
 class Watch:
