@@ -324,6 +324,13 @@ MUTANTS = (
         "tests/unit/test_lineage.py",
     ),
     Mutant(
+        "lineage: an example in the prompt is an answer that it repeats",
+        "programs/lineage.py",
+        "    return tuple(piece for piece in pieces if piece not in before)\n",
+        "    return tuple(pieces)\n",
+        "tests/unit/test_lineage_tokens.py",
+    ),
+    Mutant(
         "lineage: a program has one chain",
         "programs/lineage.py",
         "NUM_CHAINS = 4  # of a program\n",

@@ -20,7 +20,8 @@ What identifies, and what must not:
     early:  blocks of EARLY before p of a first prompt. Needed where a request ends in a message
             that the next one lacks. They may be a system prompt that others share, however
             long, so they identify only with a proof:
-            - a piece of A's answer follows in the prompt, or, where the tokens are not known,
+            - a piece of A's answer follows in the prompt, one that A's own prompt did not have, as
+              examples of answers are; or, where the tokens are not known,
             - another program's prompt is known to part from A's, this one goes on with A's for at
               least two blocks more, and it is longer by A's answer.
             From the second turn on, the block before A's own text is one: a context that was
@@ -107,14 +108,15 @@ class LineageIndex:
         num_prompt_blocks: int,
         parent: str | None = None,
         num_prompt_tokens: int = 0,
+        prompt: Sequence[int] = (),
         answer: Sequence[int] = (),
     ) -> None:
         """Recognise `program` by the turn that just ended.
 
         `block_hashes` cover prompt and output. The first `num_prompt_blocks` of them are the full
         blocks of the prompt alone; `num_prompt_tokens` also counts what is in its last block.
-        `answer`: the output's tokens, if they are known. Replaces what the turn continues. Costs a
-        few dictionary operations, whatever the length.
+        `prompt`, `answer`: their tokens, if they are known. Replaces what the turn continues. Costs
+        a few dictionary operations and a search of LOOK tokens, whatever the length.
         """
         known = self._known.get(program, _Known())
         last = self._last_known(program, block_hashes)
@@ -144,7 +146,8 @@ class LineageIndex:
             per_block = num_prompt_tokens // prompt_end if prompt_end else 0
             num_answer_tokens = per_block * (num_blocks - prompt_end)
             first = (own, block_hashes[own]) if own < num_blocks else None
-            pieces = pieces_of(answer)
+            # What may be anybody's: a first prompt, of a later one what comes before its own text.
+            pieces = pieces_of(answer, prompt if last is None else prompt[: per_block * own])
             self._known[program] = _Known(first, known.parted, pieces, num_answer_tokens)
         while len(self._ends) > self._max_ends:
             oldest = next(iter(self._ends))
@@ -338,15 +341,17 @@ def _is_proof(
     return has_own and tokens is None
 
 
-def pieces_of(answer: Sequence[int]) -> tuple[bytes, ...]:
+def pieces_of(answer: Sequence[int], given: Sequence[int] = ()) -> tuple[bytes, ...]:
     """What of an answer a prompt repeats, also if its thinking is left out or its calls are written
-    anew: pieces from its beginning to its end."""
+    anew: pieces from its beginning to its end, except those in what was `given`."""
     last = len(answer) - PIECE
     if last < 0:
         return ()
     text, size = as_bytes(answer[:]), array("q").itemsize
     starts = {last * number // (NUM_PIECES - 1) * size for number in range(NUM_PIECES)}
-    return tuple({text[start : start + PIECE * size] for start in starts})
+    pieces = {text[start : start + PIECE * size] for start in starts}
+    before = as_bytes(given[-LOOK:])
+    return tuple(piece for piece in pieces if piece not in before)
 
 
 def as_bytes(tokens: Sequence[int]) -> bytes:

@@ -526,6 +526,7 @@ class ProgramTable:
                     num_prompt_blocks,
                     program.parent,
                     request.num_prompt_tokens,
+                    request.prompt_token_ids or (),
                     request.output_token_ids,
                 )
         self._shrink()

@@ -33,9 +33,9 @@ class World:
         return self.index.match(self._hashes(prompt), len(prompt), tokens)
 
     def ends(self, program: str, prompt: Tokens, answer: Tokens) -> None:
-        hashes, known = self._hashes(prompt + answer), answer if self.knows_tokens else []
-        num_blocks = len(prompt) // self.block
-        self.index.register(program, hashes, num_blocks, None, len(prompt), known)
+        hashes, num_blocks = self._hashes(prompt + answer), len(prompt) // self.block
+        known = (prompt, answer) if self.knows_tokens else ()
+        self.index.register(program, hashes, num_blocks, None, len(prompt), *known)
 
     def turn(self, new: str, prompt: Tokens, answer: Tokens) -> str:
         """The name of the program that has this turn: `new` if it is not known."""
@@ -102,6 +102,25 @@ def test_calls_that_share_a_system_prompt_are_never_one_program(
         for number in range(40):
             prompt = system + world.text(world.draw.randrange(task, 3 * task))
             assert world.turn(f"call{number}", prompt, world.text(answer)) == f"call{number}"
+
+
+@BLOCKS
+@pytest.mark.parametrize("place", ["before the question", "behind the question"])
+def test_calls_answered_as_the_examples_in_their_prompts_are_no_program(
+    block: int, place: str
+) -> None:
+    """A batch that grades or labels, each of whose prompts has the same examples: what follows one
+    call's blocks in another's prompt is an example of the answer, and no answer to repeat."""
+    world = World(block)
+    answers = [world.text(14) for _ in range(3)]
+    system, examples = world.text(600), Tokens()
+    for said in answers:
+        examples += said + world.text(40)
+    for number in range(60):
+        question = world.text(world.draw.randrange(block, 3 * block))
+        parts = (examples, question) if place == "before the question" else (question, examples)
+        prompt = [*system, *parts[0], *parts[1]]
+        assert world.turn(f"call{number}", prompt, world.draw.choice(answers)) == f"call{number}"
 
 
 @TAILS
