@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from bench.serve.server import ServerError, VllmServer
-from continuum_connector.tools.checks.machine import Verdict, this_machine
+from continuum_connector.tools.checks.line import Verdict
+from continuum_connector.tools.checks.machine import this_machine
 from continuum_connector.tools.checks.plan import read_plan
 from continuum_connector.tools.cli.check import look
 from tests.server.conftest import ServerFactory

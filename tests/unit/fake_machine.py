@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from continuum_connector.tools.checks.machine import Line, Machine, Verdict
+from continuum_connector.tools.checks.line import Line, Verdict
+from continuum_connector.tools.checks.machine import Machine
 from continuum_connector.tools.cli.check import look
 
 GIB = 2**30

@@ -10,19 +10,8 @@ from collections.abc import Iterator
 from continuum_connector import memory
 from continuum_connector.config import FIRST_BYTES
 from continuum_connector.memory import Headroom, find_room, read_keys, size
-from continuum_connector.tools.checks.machine import (
-    CudaSeen,
-    Gpu,
-    Line,
-    Machine,
-    NativeSeen,
-    VllmSeen,
-    error,
-    ok,
-    several,
-    unseen,
-    warning,
-)
+from continuum_connector.tools.checks.line import Line, error, ok, several, unseen, warning
+from continuum_connector.tools.checks.machine import CudaSeen, Gpu, Machine, NativeSeen, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 
 BATCH_VERSION = 12080  # cuMemcpyBatchAsync, many copies in one call (csrc/cuda_types.h)

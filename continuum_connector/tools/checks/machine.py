@@ -1,8 +1,5 @@
-"""What goes into a check and what comes out: a Machine, everything that it may look at, so that a
-test can simulate any; and Lines, what it finds and what to do about it.
-
-The structs in between are what `Machine.ask` learns from vLLM, CUDA, our native library and a disk.
-"""
+"""What goes into a check: a Machine, everything that it may look at, so that a test can simulate
+any; and what `Machine.ask` learns from vLLM, CUDA, our native library and a disk."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -192,55 +188,3 @@ class DiskSeen(msgspec.Struct, frozen=True):
     num_bytes: int = 0
     free_bytes: int = 0
     slabs: dict[str, int] = msgspec.field(default_factory=dict)
-
-
-# --- what a check finds ----------------------------------------------------------------------
-class Verdict(Enum):
-    """OK; WARNING: it works, but could work better; ERROR: the server would not start, or would not
-    do what was asked of it; UNSEEN: this process could not look at it."""
-
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-    UNSEEN = "not seen"
-
-
-class Line(NamedTuple):
-    """One finding. `subject`: what was looked at; `text`: what it is, and what follows from it."""
-
-    subject: str
-    verdict: Verdict
-    text: str
-    cure: str = ""
-
-
-def ok(subject: str, text: str) -> Line:
-    """Nothing to do."""
-    return Line(subject, Verdict.OK, text)
-
-
-def warning(subject: str, text: str, cure: str) -> Line:
-    """It works, and the cure makes it better."""
-    return Line(subject, Verdict.WARNING, text, cure)
-
-
-def error(subject: str, text: str, cure: str) -> Line:
-    """It does not work until the cure is applied."""
-    return Line(subject, Verdict.ERROR, text, cure)
-
-
-def unseen(subject: str, text: str, cure: str = "") -> Line:
-    """There is no verdict: `text` says why, and `cure` how to get one."""
-    return Line(subject, Verdict.UNSEEN, text, cure)
-
-
-def worst(lines: Iterable[Line]) -> Verdict:
-    """ERROR if any line has it, else UNSEEN, as the unknown is not ok, else WARNING, else OK."""
-    found = {line.verdict for line in lines}
-    order = (Verdict.ERROR, Verdict.UNSEEN, Verdict.WARNING)
-    return next((each for each in order if each in found), Verdict.OK)
-
-
-def several(singular: str, number: int) -> str:
-    """ "1 GPU", "2 GPUs"."""
-    return f"{number:,} {singular}{'' if number == 1 else 's'}"

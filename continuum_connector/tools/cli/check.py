@@ -14,17 +14,8 @@ from rich.table import Column, Table
 
 from continuum_connector.errors import ToldError
 from continuum_connector.tools.checks import disk, hardware, model, serving
-from continuum_connector.tools.checks.machine import (
-    CudaSeen,
-    Line,
-    Machine,
-    Verdict,
-    VllmSeen,
-    ok,
-    several,
-    this_machine,
-    worst,
-)
+from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
+from continuum_connector.tools.checks.machine import CudaSeen, Machine, VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import Plan, as_vllm_reads, planned
 from continuum_connector.tools.cli import ending
 from continuum_connector.tools.cli.terminal import Command, looking, terminal
