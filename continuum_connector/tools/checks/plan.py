@@ -6,7 +6,6 @@ vLLM's own parser reads it, where there is one; else those options that need no 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from continuum_connector.tools.checks import paste
 from continuum_connector.vllm.proven import why_replaced
 
 DEFAULT_TRANSFER = {"kv_connector": CONNECTOR_NAME}
-_DOTTED = re.compile(r"--kv-transfer-config\.([\w.]+)")
+DOTTED = "--kv-transfer-config."  # what vLLM puts together to one more --kv-transfer-config
 
 
 def _short(name: str, default: Any) -> Any:
@@ -72,7 +71,7 @@ class Plan(Options):
     command would not start a server. `words`: its options as given. `is_stock`: the user gave a
     whole command, without --kv-transfer-config. `is_inside`: it runs in a container, whose files
     are not ours. `unknown`: what of it only a shell knows. `others`: what the pasted text starts
-    besides. `options_file`: what --config names, which only vLLM reads.
+    besides. `only_vllm_reads`: what --config names, and dotted options.
     """
 
     transfer: Mapping[str, Any] = field(default_factory=lambda: DEFAULT_TRANSFER)
@@ -85,7 +84,7 @@ class Plan(Options):
     is_inside: bool = False
     unknown: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
-    options_file: str = ""
+    only_vllm_reads: str = ""
 
     @property
     def num_servers(self) -> int:
@@ -147,7 +146,7 @@ def planned(command: Sequence[str], model: str) -> tuple[Plan, dict[str, str]]:
     plan = replace(
         plan,
         words=(*words, *given),
-        is_stock=plan.transfer is DEFAULT_TRANSFER and not plan.options_file,
+        is_stock=plan.transfer is DEFAULT_TRANSFER and not plan.only_vllm_reads,
         is_inside=server.is_inside,
         unknown=tuple(server.unknown),
         others=tuple(each.name or "another" for each in others),
@@ -159,8 +158,7 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """Read `[MODEL] [options]` as far as that can be done without vLLM. Raises ToldError."""
     # vLLM takes names with dashes and with underscores.
     flags = [re.sub("^--[^=.]+", lambda it: it[0].replace("_", "-"), word) for word in words]
-    known, left = _parser().parse_known_args(flags)
-    dotted, rest = _dotted(left)
+    known, rest = _parser().parse_known_args(flags)
     given = vars(known)
     # The model may be the first of the words that are left; options we skip may follow it.
     first = rest[0] if rest and not rest[0].startswith("-") else ""
@@ -168,10 +166,12 @@ def read_plan(words: Sequence[str], environ: Mapping[str, str]) -> Plan:
     trouble = ""
     transfer: Mapping[str, Any] = DEFAULT_TRANSFER
     try:
-        transfer = _read_transfer(known.kv_transfer_config, dotted)
+        transfer = _read_transfer(known.kv_transfer_config)
     except (ValueError, RecursionError) as why:
         trouble = f"--kv-transfer-config cannot be read ({why}), so the server would not start"
-    plan = Plan(options_file=known.config or "", **_fields(given, transfer, environ))
+    unread = [word.partition("=")[0] for word in rest if word.startswith(DOTTED)]
+    unread += [known.config] if known.config else []
+    plan = Plan(only_vllm_reads=", ".join(unread), **_fields(given, transfer, environ))
     return replace(plan, why_no_config=trouble or plan.why_no_config)
 
 
@@ -184,7 +184,7 @@ def as_vllm_reads(
     transfer = options.get("kv_transfer_config") or DEFAULT_TRANSFER
     is_stock = plan.is_stock and transfer is DEFAULT_TRANSFER
     found = _fields(options, transfer, environ)
-    return replace(plan, options_file="", is_stock=is_stock, **found)
+    return replace(plan, only_vllm_reads="", is_stock=is_stock, **found)
 
 
 def _fields(
@@ -238,36 +238,11 @@ def _number(word: str, least: int) -> int:
     return int(word)
 
 
-def _dotted(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The values of each `--kv-transfer-config.KEY VALUE`, and the other words."""
-    found: dict[str, str] = {}
-    others: list[str] = []
-    left = iter(words)
-    for word in left:
-        name, equals, value = word.partition("=")
-        if match := _DOTTED.fullmatch(name):
-            found[match[1]] = value if equals else next(left, "")
-        else:
-            others.append(word)
-    return found, others
-
-
-def _read_transfer(text: str | None, dotted: Mapping[str, str]) -> Mapping[str, Any]:
-    """The JSON of --kv-transfer-config, where dotted parts win; ours if neither is given."""
-    if text is None and not dotted:
+def _read_transfer(text: str | None) -> Mapping[str, Any]:
+    """The JSON of --kv-transfer-config; ours if it is not given."""
+    if text is None:
         return DEFAULT_TRANSFER
-    # vLLM joins the dotted parts into one more --kv-transfer-config, after all others.
-    found = {} if dotted else json.loads(text or "")
+    found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError(f"{text} is no JSON object")
-    for path, word in dotted.items():
-        *folders, key = path.split(".")
-        at = found
-        for folder in folders:
-            at = at.setdefault(folder, {})
-            if not isinstance(at, dict):
-                raise ValueError(f"{folder} is no JSON object, so it cannot have {path}")
-        at[key] = word
-        with contextlib.suppress(ValueError):
-            at[key] = json.loads(word)
     return found

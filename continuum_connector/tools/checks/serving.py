@@ -121,9 +121,9 @@ def _options(plan: Plan, vllm: VllmSeen) -> Iterator[Line]:
     if any(word.startswith("--config=") for word in plan.words):
         text = "vLLM reads the file behind `--config FILE`, but not one behind `--config=`"
         yield warning("options", text, "write it with a space")
-    if plan.options_file and vllm.options is None:
-        cure = "give the options that matter on the command line as well"
-        yield unseen("options", f"{plan.options_file} is not read here", cure)
+    if plan.only_vllm_reads and vllm.options is None:
+        cure = "give the options that matter on the command line as well, the config as JSON"
+        yield unseen("options", f"{plan.only_vllm_reads} is not read here", cure)
 
 
 def _config(plan: Plan) -> Line:
