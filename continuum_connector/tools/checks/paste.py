@@ -129,15 +129,12 @@ def read(text: str) -> list[Pasted]:
             found = list(_of_yaml(data))
         except NoServerError as error:
             why = error
-    python, is_python = _of_python("" if found else text[:MAX_LISTED])
-    script = read_script(python)
-    found = found or [
-        each for words in script.commands for each in _of_command(words, script.known)
-    ]
+    commands, is_python = _of_python("" if found else text[:MAX_LISTED])
+    found = found or [each for words in commands for each in _of_command(words, {})]
     found = found or list(_of_quadlet(text)) or list(_of_assigned(text))
     try:
         found = found or list(_of_shell("" if is_python else _as_script(text), {}))
-        return _some([each for each in found if each.words or not (why or python)], text)
+        return _some([each for each in found if each.words or not (why or commands)], text)
     except NoServerError as none:
         raise why or none from None
 
@@ -759,112 +756,89 @@ def filled(word: str) -> tuple[str | None, list[str]]:
 
 
 # --- a program's ---------------------------------------------------------------------------------
-# A program in Python that starts servers -> a script of the shell that starts the same. Modal's and
-# BentoML's servers stand in one, those of notebooks and launchers too. It is not run: a name stands
-# for the text, the number or the list that it was given last, and what else a word may be only the
-# program knows.
+# A program in Python that starts servers -> its commands. Modal's and BentoML's servers stand in
+# one, those of notebooks and launchers too. It is not run: a name stands for the text, the number
+# or the list that it was given last, and for what only the program knows a mark stands.
 _DEFINES = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _PLACE = re.compile(r"\{[^{}]*\}|%[sdr]")  # of str.format and of %
+_Value = str | list[str] | None  # a text, a list of words; or only the program knows
 
 
-def _of_python(text: str) -> tuple[str, bool]:
-    """The script, "" if the text is no Python; and whether it can be nothing else."""
-    script = _Program()
+def _of_python(text: str) -> tuple[list[list[str]], bool]:
+    """The commands, none if the text is no Python; and whether it can be nothing else."""
+    program = _Program()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(textwrap.dedent(text))
-        script.visit(tree)
+        program.visit(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "", False
-    lines = [*script.lines, *script.uses.values()]
-    return "\n".join(lines), any(isinstance(each, _DEFINES) for each in tree.body)
+        return [], False
+    found = [*program.values, *program.known.values()]
+    commands = [["eval", each] if isinstance(each, str) else each for each in found if each]
+    return commands, any(isinstance(each, _DEFINES) for each in tree.body)
 
 
 class _Program(ast.NodeVisitor):
-    """`lines`: commands in the order of the program; `uses`: of each name, what runs its value."""
+    """`known`: what a name stands for; `values`: of what has none, in the program's order."""
 
     def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.uses: dict[str, str] = {}
+        self.known: dict[str, _Value] = {}
+        self.values: list[_Value] = []
 
     def visit(self, node: ast.AST) -> None:
         match node:
             case ast.Expr(ast.Constant()):
                 pass  # it explains the program
-            case ast.Assign([target, *_], value):
-                self._assign(target, value)
-            case ast.AugAssign(target, _, value) | ast.Call(
-                ast.Attribute(target, "extend"), [value]
+            case ast.Assign([ast.Name(name), *_], value):
+                self.values.append(self.known.pop(name, None))  # another's, of the same name
+                self._assign(name, value, value)
+            case ast.AugAssign(ast.Name(name) as target, ast.Add(), more) | ast.Call(
+                ast.Attribute(ast.Name(name) as target, "extend"), [more]
             ):
-                self._assign(target, value, "+")
-            case ast.Call(ast.Attribute(target, "append"), [value]):
-                self._assign(target, ast.List([value]), "+")
-            case _ if _is_list(node):
-                self.lines.append(_listed(node))
-            case _ if _is_text(node):
-                self.lines.append(f"eval {_spelled(node)}")
+                self._assign(name, more, ast.BinOp(target, ast.Add(), more))
+            case ast.Call(ast.Attribute(ast.Name(name) as target, "append"), [more]):
+                self._assign(name, more, ast.BinOp(target, ast.Add(), ast.List([more])))
+            case ast.expr() if not isinstance(node, ast.Name) and (found := self._value(node)):
+                self.values.append(found)
             case _:
                 self.generic_visit(node)
 
-    def _assign(self, target: ast.expr, value: ast.expr, adds: str = "") -> None:
-        name = target.id if isinstance(target, ast.Name) else ""
-        is_list = _is_list(value) or bool(adds and "[@]" in self.uses.get(name, ""))
-        if not name or not (is_list or _is_text(value)):
-            self.visit(value)
-        if not adds and name in self.uses:  # another's, of the same name
-            self.lines.append(self.uses.pop(name))
-        if name:
-            said = f"({_listed(value)})" if is_list else _spelled(value)
-            self.lines.append(f"{name}{adds}={said}")
-            self.uses.setdefault(name, f'"${{{name}[@]}}"' if is_list else f'eval "${{{name}}}"')
+    def _assign(self, name: str, given: ast.expr, whole: ast.expr) -> None:
+        if self._value(given) is None:
+            self.visit(given)  # a call, say, that is given a command
+        self.known[name] = self._value(whole)
+
+    def _value(self, node: ast.expr) -> _Value:
+        match node:
+            case ast.Constant(value):
+                return str(value)
+            case ast.Name(name):
+                return self.known.get(name)
+            case ast.List(parts) | ast.Tuple(parts):
+                return [word for each in parts for word in _words_of(self._value(each), each)]
+            case ast.JoinedStr(parts):
+                return "".join(map(self._text, parts))
+            case ast.Starred(one):
+                return self._value(one)
+            case ast.FormattedValue(one) | ast.Call(ast.Name("str"), [one]):
+                return self._text(one)
+            case ast.BinOp(left, ast.Add(), right):
+                first, second = self._value(left), self._value(right)
+                words = _words_of(first, left) + _words_of(second, right)
+                is_list = isinstance(first, list) or isinstance(second, list)
+                return words if is_list else "".join(words)
+            case ast.BinOp(ast.Constant(str(text)), ast.Mod()) | ast.Call(
+                ast.Attribute(ast.Constant(str(text)), "format")
+            ):
+                return _PLACE.sub(lambda place: _mark(place[0], None), text)
+        return None
+
+    def _text(self, node: ast.expr) -> str:
+        return " ".join(_words_of(self._value(node), node))
 
 
-def _is_text(node: ast.AST) -> bool:
-    match node:
-        case ast.Constant() | ast.JoinedStr() | ast.BinOp():
-            return True
-        case ast.Call(ast.Attribute(ast.Constant(), "format")):
-            return True
-    return False
-
-
-def _is_list(node: ast.AST) -> bool:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return _is_list(node.left) or _is_list(node.right)
-    return isinstance(node, ast.List | ast.Tuple)
-
-
-def _listed(node: ast.AST) -> str:
-    """The words of a list, one after another."""
-    match node:
-        case ast.List(parts) | ast.Tuple(parts):
-            return " ".join(map(_spelled, parts))
-        case ast.BinOp(left, ast.Add(), right):
-            return f"{_listed(left)} {_listed(right)}"
-        case ast.Name(name):
-            return f'"${{{name}[@]}}"'
-    return _spelled(node)
-
-
-def _spelled(node: ast.AST) -> str:
-    """The shell's word for an expression."""
-    match node:
-        case ast.Constant(value):
-            return shlex.quote(str(value))
-        case ast.Name(name):
-            return f'"${{{name}}}"'
-        case ast.Starred(one):
-            return _listed(one)
-        case ast.JoinedStr(parts):
-            return "".join(map(_spelled, parts)) or "''"
-        case ast.FormattedValue(one) | ast.Call(ast.Name("str"), [one]):
-            return _spelled(one)
-        case ast.BinOp(left, ast.Add(), right):
-            return _spelled(left) + _spelled(right)
-        case ast.BinOp(ast.Constant(str(text)), ast.Mod()) | ast.Call(
-            ast.Attribute(ast.Constant(str(text)), "format")
-        ):
-            return shlex.quote(_PLACE.sub(lambda one: f"${{ {one[0].strip('{}')}}}", text))
-    written = re.sub(r"[^\w .,()\[\]+*/=-]", "", ast.unparse(node))
-    return f'"${{ {written}}}"'
+def _words_of(value: _Value, node: ast.expr) -> list[str]:
+    if isinstance(value, list):
+        return value
+    return [_mark(ast.unparse(node), None) if value is None else value]
