@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from continuum_connector import memory
 from continuum_connector.config import FIRST_BYTES
-from continuum_connector.memory import Headroom, find_room, read_keys, size
+from continuum_connector.memory import find_room, read_keys, size
 from continuum_connector.tools.checks.line import Line, error, ok, several, unseen, warning
 from continuum_connector.tools.checks.machine import CudaSeen, Gpu, Machine, NativeSeen, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
@@ -168,29 +168,7 @@ def _dram(machine: Machine, plan: Plan, on_cpu: bool) -> Line:
     has = f"{room.owner} has {size(room.available)} available and keeps {size(room.reserve)}"
     if plan.config.dram_bytes is None:
         return _by_default(machine, has, on_cpu)
-    return _wanted(machine, plan, plan.config.dram_bytes, room, has, on_cpu)
-
-
-def _by_default(machine: Machine, has: str, on_cpu: bool) -> Line:
-    """What a server that starts now would take, as far as that is known before the KV cache is."""
-    spare = memory.look(machine.environ, machine.root)
-    pools = memory.POOLS_ON_CPU if on_cpu else memory.POOLS
-    times = f"{pools} times the KV cache" if pools > 1 else "as much as the KV cache"
-    most = spare.usable // memory.share(spare, on_cpu)
-    text = f"{has}; by default the tier grows to {size(most)} of it, or to {times} if that is less"
-    if most < memory.LEAST:
-        text = f"{has}; by default {size(most)} are for the tier: none, if the KV cache is larger"
-        cure = "free memory, raise the container's limit, or set dram_bytes (0: no tier)"
-        return warning("DRAM", text, cure)
-    if spare.is_shared:
-        text += "; a quarter, because a pod without a memory limit shares the machine"
-    return ok("DRAM", f"{text} ({memory.SETS})")
-
-
-def _wanted(
-    machine: Machine, plan: Plan, dram_bytes: int, room: Headroom, has: str, on_cpu: bool
-) -> Line:
-    wanted = dram_bytes * plan.num_servers
+    wanted = plan.config.dram_bytes * plan.num_servers
     asked = size(wanted) if wanted else "none"
     if wanted and plan.num_servers > 1:
         asked += f" (dram_bytes for each of {plan.num_servers} servers)"
@@ -208,6 +186,22 @@ def _wanted(
     if room.usable < min(FIRST_BYTES * plan.num_gpus, wanted):
         return error("DRAM", f"{text}: no DRAM tier", "lower dram_bytes, or free memory")
     return warning("DRAM", f"{text}: the tier stops growing there", "lower dram_bytes to fit")
+
+
+def _by_default(machine: Machine, has: str, on_cpu: bool) -> Line:
+    """What a server that starts now would take, as far as that is known before the KV cache is."""
+    spare = memory.look(machine.environ, machine.root)
+    pools = memory.POOLS_ON_CPU if on_cpu else memory.POOLS
+    times = f"{pools} times the KV cache" if pools > 1 else "as much as the KV cache"
+    most = spare.usable // memory.share(spare, on_cpu)
+    text = f"{has}; by default the tier grows to {size(most)} of it, or to {times} if that is less"
+    if most < memory.LEAST:
+        text = f"{has}; by default {size(most)} are for the tier: none, if the KV cache is larger"
+        cure = "free memory, raise the container's limit, or set dram_bytes (0: no tier)"
+        return warning("DRAM", text, cure)
+    if spare.is_shared:
+        text += "; a quarter, because a pod without a memory limit shares the machine"
+    return ok("DRAM", f"{text} ({memory.SETS})")
 
 
 def _native(seen: NativeSeen, plan: Plan, driver: str) -> Line:
