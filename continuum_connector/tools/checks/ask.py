@@ -123,24 +123,20 @@ def look_at_native() -> dict[str, Any]:
 
 def look_at_disk(path: str) -> dict[str, Any]:
     """The fields of `DiskSeen`. Makes no folder, and a file without a name, so nothing is left."""
+    wanted, exists = Path(path), os.path.lexists(path)
+    place = wanted if exists else wanted.parent  # the server makes the last folder, none above it
     try:
-        return _look_at_folder(Path(path))
+        if wanted.is_symlink():
+            return {"trouble": "it is a symbolic link, which may be pointed elsewhere"}
+        if not place.is_dir():
+            none = "is not there, and only the last folder is made"
+            what = "is no folder" if place.exists() else none
+            return {"trouble": f"{'it' if exists else place} {what}"}
+        room, rights = os.statvfs(place), place.stat()
+        with tempfile.TemporaryFile(dir=place):
+            slabs = {one.name: one.stat().st_blocks * 512 for one in wanted.glob("dp*-rank*.slab")}
     except OSError as why:
         return {"trouble": f"no file can be made in {path} ({why.strerror})"}
-
-
-def _look_at_folder(wanted: Path) -> dict[str, Any]:
-    exists = os.path.lexists(wanted)
-    place = wanted if exists else wanted.parent  # the server makes the last folder, none above it
-    if wanted.is_symlink():
-        return {"trouble": "it is a symbolic link, which may be pointed elsewhere"}
-    if not place.is_dir():
-        none = "is not there, and only the last folder is made"
-        what = "is no folder" if place.exists() else none
-        return {"trouble": f"{'it' if exists else place} {what}"}
-    room, rights = os.statvfs(place), place.stat()
-    with tempfile.TemporaryFile(dir=place):
-        slabs = {one.name: one.stat().st_blocks * 512 for one in wanted.glob("dp*-rank*.slab")}
     return {
         "place": str(place.resolve()),
         "exists": exists,

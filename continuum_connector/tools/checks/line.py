@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 
 class Verdict(Enum):
-    """OK; WARNING: it works, but could work better; ERROR: the server would not start, or would not
-    do what was asked of it; UNSEEN: this process could not look at it."""
+    """OK; WARNING: it works, but could work better; UNSEEN: this process could not look at it,
+    and the unknown is not ok; ERROR: the server would not start, or would not do what was asked of
+    it. The later, the worse."""
 
     OK = "ok"
     WARNING = "warning"
-    ERROR = "error"
     UNSEEN = "not seen"
+    ERROR = "error"
 
 
 class Line(NamedTuple):
@@ -47,10 +48,8 @@ def unseen(subject: str, text: str, cure: str = "") -> Line:
 
 
 def worst(lines: Iterable[Line]) -> Verdict:
-    """ERROR if any line has it, else UNSEEN, as the unknown is not ok, else WARNING, else OK."""
-    found = {line.verdict for line in lines}
-    order = (Verdict.ERROR, Verdict.UNSEEN, Verdict.WARNING)
-    return next((each for each in order if each in found), Verdict.OK)
+    """The worst verdict of all lines; OK of none."""
+    return max((line.verdict for line in lines), key=[*Verdict].index, default=Verdict.OK)
 
 
 def several(singular: str, number: int) -> str:

@@ -164,19 +164,21 @@ def _environment(machine: Machine, plan: Plan) -> Iterator[Line]:
         yield error("environment", text, "take it out, or serve with --enable-cumem-allocator")
 
 
+def _aside(subject: str, why: str) -> Line:
+    """`why`: what the server would say, with its cure behind the last semicolon."""
+    return error(subject, *f"the connector steps aside: {why}".rsplit("; ", 1))
+
+
 def _prefix_caching(plan: Plan, vllm: VllmSeen) -> Line:
     is_on = vllm.kv.prefix_caching if vllm.kv else plan.enable_prefix_caching is not False
-    if why := why_aside(is_on, ""):
-        text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
-        return error("prefix caching", text, cure)
-    return ok("prefix caching", "on")
+    why = why_aside(is_on, "")
+    return _aside("prefix caching", why) if why else ok("prefix caching", "on")
 
 
 def _scheduler(plan: Plan) -> Line:
     """Whether our scheduler is attached."""
     if why := why_not_attached("" if plan.scheduler_cls == OURS else plan.scheduler_cls):
-        text, _, cure = f"the connector steps aside: {why}".rpartition("; ")
-        return error("scheduler", text, cure)
+        return _aside("scheduler", why)
     order = "program order" if plan.config.max_head_start_s else "vLLM's own order"
     return ok("scheduler", f"ours, a subclass of vLLM's: pins yield, turns wait in {order}")
 
