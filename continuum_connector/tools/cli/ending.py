@@ -71,13 +71,11 @@ def run(work: Callable[[], object], who: str) -> int:
 
 def _status(work: Callable[[], object], who: str) -> int:
     try:
-        try:
-            code = work()
-        except SystemExit as end:
-            code = end.code
-        if code is None or isinstance(code, int):
-            return code or DONE
-        tell(who, str(code))  # as Python does with a text
+        raise SystemExit(work())
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or DONE
+        tell(who, end.code)  # as Python does with a text
     except KeyboardInterrupt:
         return STOPPED
     except BrokenPipeError:  # `| head` has seen enough
