@@ -46,11 +46,9 @@ _SET = re.compile(
 )
 _PERCENT = re.compile(r"%(\w+)%")  # cmd.exe's variables, where it sets some
 _BRACED = re.compile(r"(?<!\$)\{\{\s*(\w+)\s*(?:\|[^{}]*)?\}\}")  # just's and Ansible's
-# a list of words in a Dockerfile or in Python
 _WORDS = re.compile(
-    r"""(?s)((?:CMD|ENTRYPOINT)[ \t]+)?\[\s*(["'])"""
-    r"""(?(1)|(?=(?:[^\s"']*/)?(?:vllm|python[\d.]*|sh|bash|--?\w[\w.-]*)["'])).{,8000}?\2\s*,?\s*\]"""
-)
+    r"""(?s)(?:CMD|ENTRYPOINT)[ \t]+\[\s*(["']).{,8000}?\1\s*\]"""
+)  # a Dockerfile's
 _FENCED = re.compile(r"(?ms)^[ \t]*```[^\n]*\n(.*?)^[ \t]*```")
 _HERE = re.compile(r"(?ms)<<-?\s*['\"]?(\w+)['\"]?[^\n]*\n(.*?)^\s*\1\s*$")
 _SETS = re.compile(r"(?m)^[ \t]*(Environment=|ENV[ \t]+)")
@@ -168,9 +166,7 @@ def _as_script(text: str) -> str:
     text = _SET.sub(r"\1\2=\3", _MAKE.sub(r'\1="\2"', text))
     text = _PERCENT.sub(r"${\1}", text)
     if len(text) < MAX_LISTED:
-        text = _WORDS.sub(
-            lambda found: re.sub(r"""(["'])\s*,\s*|[\[\]]\s*""", r"\1 ", found[0]), text
-        )
+        text = _WORDS.sub(lambda it: re.sub(r"""(["'])\s*,\s*|[\[\]]\s*""", r"\1 ", it[0]), text)
     text = _SETS.sub("export ", _START.sub("", _WHOLE.sub(r"\2\1 ", text)))
     return _OTHER_KEYS.sub("", text) if is_unit else text
 
