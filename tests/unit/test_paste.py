@@ -234,6 +234,35 @@ def test_a_template_of_chat_in_an_option_is_no_helm_template() -> None:
     assert one("vllm serve m --chat-template '{{ messages }}'").words[0] == "m"
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "unknown"),
+    [
+        ('cmd = ["vllm", "serve", "m"]\nfor _ in x:\n  cmd.append("-a")', ["m", "-a"], []),
+        ('two = ["-tp", "2"]\nrun(["vllm", "serve", "m", *two])', TWO, []),
+        ('two = ["-tp", "2"]\nrun(["vllm", "serve", "m"] + two + more)', TWO, ["more"]),
+        ('run("vllm serve m -tp " + str(2) + " --port " + port)', TWO, ["port"]),
+        ('self.words = "vllm serve {} -tp 2".format(model)', ["-tp", "2"], ["{}"]),
+        ('p = Popen(["vllm", "serve", "m", "-tp", TWO["tp"]])', ["m"], ["TWO['tp']"]),
+    ],
+)
+def test_a_program_in_python_is_read_as_far_as_it_says_itself_what_it_starts(
+    text: str, words: list[str], unknown: list[str]
+) -> None:
+    found = one(text)
+    assert (found.words, found.unknown) == (words, unknown)
+
+
+def test_each_server_of_a_program_in_python_is_found() -> None:
+    text = 'cmd = "vllm serve a"\nrun(cmd)\ncmd = "vllm serve b"\nrun(cmd)'
+    assert [each.words for each in paste.read(text)] == [["a"], ["b"]]
+
+
+def test_a_sum_of_many_parts_in_python_is_not_slow() -> None:
+    began = time.process_time()
+    assert one('run("vllm serve m "' + ' + x + " -a"' * 60 + ")").words[0] == "m"
+    assert time.process_time() - began < 5
+
+
 def test_what_an_engines_options_turn_off_is_off() -> None:
     text = "engine_kwargs: {enable_prefix_caching: false, tensor_parallel_size: 2}\n"
     found = one(f"{text}model_loading_config: {{model_id: m}}")

@@ -787,8 +787,9 @@ class _Program(ast.NodeVisitor):
             case ast.Expr(ast.Constant()):
                 pass  # it explains the program
             case ast.Assign([ast.Name(name), *_], value):
-                self.values.append(self.known.pop(name, None))  # another's, of the same name
+                before = self.known.get(name)  # another's, of the same name
                 self._assign(name, value, value)
+                self.values.append(before)
             case ast.AugAssign(ast.Name(name) as target, ast.Add(), more) | ast.Call(
                 ast.Attribute(ast.Name(name) as target, "extend"), [more]
             ):
@@ -812,26 +813,29 @@ class _Program(ast.NodeVisitor):
             case ast.Name(name):
                 return self.known.get(name)
             case ast.List(parts) | ast.Tuple(parts):
-                return [word for each in parts for word in _words_of(self._value(each), each)]
+                return [word for each in parts for word in self._in_list(each)]
             case ast.JoinedStr(parts):
                 return "".join(map(self._text, parts))
-            case ast.Starred(one):
-                return self._value(one)
-            case ast.FormattedValue(one) | ast.Call(ast.Name("str"), [one]):
-                return self._text(one)
+            case ast.FormattedValue(part) | ast.Call(ast.Name("str"), [part]):
+                return self._text(part)
             case ast.BinOp(left, ast.Add(), right):
-                first, second = self._value(left), self._value(right)
-                words = _words_of(first, left) + _words_of(second, right)
-                is_list = isinstance(first, list) or isinstance(second, list)
-                return words if is_list else "".join(words)
+                one, other = self._value(left), self._value(right)
+                words = _words_of(one, left) + _words_of(other, right)
+                return words if list in (type(one), type(other)) else "".join(words)
             case ast.BinOp(ast.Constant(str(text)), ast.Mod()) | ast.Call(
                 ast.Attribute(ast.Constant(str(text)), "format")
             ):
                 return _PLACE.sub(lambda place: _mark(place[0], None), text)
         return None
 
+    def _in_list(self, node: ast.expr) -> list[str]:
+        if isinstance(node, ast.Starred):
+            return _words_of(self._value(node.value), node.value)
+        return [self._text(node)]
+
     def _text(self, node: ast.expr) -> str:
-        return " ".join(_words_of(self._value(node), node))
+        value = self._value(node)
+        return value if isinstance(value, str) else _mark(ast.unparse(node), None)
 
 
 def _words_of(value: _Value, node: ast.expr) -> list[str]:
