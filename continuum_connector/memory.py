@@ -88,7 +88,7 @@ def find_room(root: Path = Path("/")) -> Headroom | None:
         return None
     total = meminfo.get("MemTotal", 0) * 1024
     rooms = [Headroom(MACHINE, meminfo["MemAvailable"] * 1024, _reserve(total))]
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
+    for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if not controllers:
@@ -110,9 +110,9 @@ def _snapshots(mount: Path, path: str, files: _Files) -> Iterator[Headroom]:
     parts = [part for part in path.split("/") if part]
     for depth in range(len(parts), -1, -1):
         folder = mount.joinpath(*parts[:depth])
-        numbers = [_number(folder / file) for file in limit_files]
+        numbers = [read_number(folder / file) for file in limit_files]
         limits = [number for number in numbers if number is not None]  # "max" sets no limit
-        usage = _number(folder / usage_file)
+        usage = read_number(folder / usage_file)
         if limits and usage is not None:
             stat = read_keys(folder / "memory.stat")
             used = max(0, usage - sum(stat.get(key, 0) for key in cache_keys))
@@ -123,24 +123,25 @@ def _snapshots(mount: Path, path: str, files: _Files) -> Iterator[Headroom]:
 def read_keys(path: Path) -> dict[str, int]:
     """The numbers in a file of `key number` lines, such as /proc/meminfo, without the colons."""
     found = {}
-    for line in (_read(path) or "").splitlines():
+    for line in (read_text(path) or "").splitlines():
         words = line.replace(":", " ").split()
         if len(words) >= 2 and words[1].isdecimal():
             found[words[0]] = int(words[1])
     return found
 
 
-def _read(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
+    """The file's text without the newline at its end; None if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
         return None
 
 
-def _number(path: Path) -> int | None:
+def read_number(path: Path) -> int | None:
     """The one number in a file; None if it holds anything else."""
-    word = _read(path) or ""
-    return int(word) if word.isdecimal() else None
+    word = read_text(path) or ""
+    return int(word) if word.removeprefix("-").isdecimal() else None
 
 
 # --- how much a tier takes if nobody says -------------------------------------------------

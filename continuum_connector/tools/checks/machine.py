@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from continuum_connector import memory
+
 ASK_TIMEOUT_S = 180.0  # enough to import vLLM from a cold network disk
 KILL_S = 5.0  # a process that is still there waits for a disk, and no signal reaches it
 Seen = TypeVar("Seen")
@@ -38,15 +40,11 @@ class Machine:
 
     def text(self, path: str) -> str | None:
         """The file's text without the newline at its end; None if it cannot be read."""
-        try:
-            return (self.root / path).read_text(errors="replace").strip()
-        except OSError:
-            return None
+        return memory.read_text(self.root / path)
 
     def number(self, path: str) -> int | None:
         """The one number in a file; None if it holds anything else."""
-        word = self.text(path) or ""
-        return int(word) if word.lstrip("-").isdecimal() else None
+        return memory.read_number(self.root / path)
 
     def fields(self, path: str) -> dict[str, str]:
         """What a file of `key: value` lines says."""
