@@ -223,7 +223,7 @@ def ours(tree: ast.AST) -> set[str]:
     """The rooms a file imports."""
     here = "continuum_connector."
     paths = {m.removeprefix(here).replace(".", "/") for m in imports(tree) if m.startswith(here)}
-    return {room(path if f"{path}.py" in FILES else "") for path in paths}
+    return {room(path if f"{path}.py" in FILES else path.rpartition("/")[0]) for path in paths}
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.serve.server import ServerError, VllmServer
-from continuum_connector.tools.checks.line import Verdict
+from continuum_connector.tools.checks import Verdict
 from continuum_connector.tools.checks.machine import this_machine
 from continuum_connector.tools.checks.plan import read_plan
 from continuum_connector.tools.cli.check import look

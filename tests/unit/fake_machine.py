@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from continuum_connector.tools.checks.line import Line, Verdict
+from continuum_connector.tools.checks import Line, Verdict
 from continuum_connector.tools.checks.machine import Machine
 from continuum_connector.tools.cli.check import look
 

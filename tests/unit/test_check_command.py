@@ -20,8 +20,8 @@ pytest.importorskip("typer")
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from continuum_connector.tools.checks import error, ok, unseen, warning
 from continuum_connector.tools.checks import machine as machines
-from continuum_connector.tools.checks.line import error, ok, unseen, warning
 from continuum_connector.tools.cli import check as command
 from continuum_connector.tools.cli.app import app
 from tests.unit import fake_machine as fake

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from continuum_connector.errors import TransferError
-from continuum_connector.tools.checks import ask
-from continuum_connector.tools.checks.line import Line, Verdict
+from continuum_connector.tools.checks import Line, Verdict, ask
 from continuum_connector.tools.checks.plan import Plan, read_plan
 from continuum_connector.tools.cli.check import look
 from continuum_connector.worker.disk import make_folder

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.tools.checks.line import Line, Verdict, worst
+from continuum_connector.tools.checks import Line, Verdict, worst
 from continuum_connector.tools.checks.plan import Plan, read_plan
 from continuum_connector.tools.checks.serving import MIDDLEWARES
 from continuum_connector.tools.cli.check import look

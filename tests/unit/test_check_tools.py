@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from continuum_connector.tools.checks.line import Line, Verdict
+from continuum_connector.tools.checks import Line, Verdict
 from continuum_connector.tools.checks.machine import VllmSeen
 from continuum_connector.tools.checks.plan import read_plan
 from continuum_connector.tools.checks.serving import FAMILIES, MIDDLEWARE, agent_lines, family_of

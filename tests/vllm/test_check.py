@@ -36,7 +36,7 @@ from bench.sim import versions
 from continuum_connector import build
 from continuum_connector.config import ContinuumConfig
 from continuum_connector.scheduler.kv_groups import KvGroup, KvGroups
-from continuum_connector.tools.checks.line import Verdict
+from continuum_connector.tools.checks import Verdict
 from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.tools.checks.serving import lines

@@ -15,7 +15,7 @@ from continuum_connector.files import MIN_LEFT
 from continuum_connector.memory import size
 from continuum_connector.program_endpoint import ProgramEndpoint
 from continuum_connector.switch_endpoint import MEANINGS, SwitchEndpoint, read_switch
-from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
+from continuum_connector.tools.checks import Line, error, ok, unseen, warning
 from continuum_connector.tools.checks.machine import DiskSeen, Machine
 from continuum_connector.tools.checks.plan import Plan
 

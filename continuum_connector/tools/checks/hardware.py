@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from continuum_connector import memory
 from continuum_connector.config import FIRST_BYTES
 from continuum_connector.memory import find_room, read_keys, size
-from continuum_connector.tools.checks.line import Line, error, ok, several, unseen, warning
+from continuum_connector.tools.checks import Line, error, ok, several, unseen, warning
 from continuum_connector.tools.checks.machine import CudaSeen, Gpu, Machine, NativeSeen, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 

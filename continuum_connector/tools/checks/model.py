@@ -18,7 +18,7 @@ import msgspec
 
 from continuum_connector.memory import size
 from continuum_connector.scheduler.kv_groups import STATE
-from continuum_connector.tools.checks.line import Line, error, ok, several, unseen, warning
+from continuum_connector.tools.checks import Line, error, ok, several, unseen, warning
 from continuum_connector.tools.checks.machine import Kv, Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm import proven

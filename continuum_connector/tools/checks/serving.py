@@ -17,7 +17,7 @@ from continuum_connector.epoch_endpoint import EpochEndpoint
 from continuum_connector.memory import size
 from continuum_connector.program_endpoint import ProgramEndpoint
 from continuum_connector.switch_endpoint import SwitchEndpoint
-from continuum_connector.tools.checks.line import Line, error, ok, unseen, warning
+from continuum_connector.tools.checks import Line, error, ok, unseen, warning
 from continuum_connector.tools.checks.machine import Machine, VllmSeen
 from continuum_connector.tools.checks.plan import Plan
 from continuum_connector.vllm.proven import why_aside, why_not_attached

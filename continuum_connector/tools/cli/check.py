@@ -13,8 +13,17 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from continuum_connector.errors import ToldError
-from continuum_connector.tools.checks import disk, hardware, model, serving
-from continuum_connector.tools.checks.line import Line, Verdict, ok, several, worst
+from continuum_connector.tools.checks import (
+    Line,
+    Verdict,
+    disk,
+    hardware,
+    model,
+    ok,
+    serving,
+    several,
+    worst,
+)
 from continuum_connector.tools.checks.machine import CudaSeen, Machine, VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import Plan, as_vllm_reads, planned
 from continuum_connector.tools.cli import ending

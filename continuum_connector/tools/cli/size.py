@@ -19,8 +19,8 @@ from rich.table import Column, Table
 from continuum_connector.errors import ToldError
 from continuum_connector.memory import parse_bytes
 from continuum_connector.memory import size as text_of
+from continuum_connector.tools.checks import Line, several
 from continuum_connector.tools.checks import model as models
-from continuum_connector.tools.checks.line import Line, several
 from continuum_connector.tools.checks.machine import VllmSeen, this_machine
 from continuum_connector.tools.checks.plan import as_vllm_reads, planned
 from continuum_connector.tools.cli.terminal import Command, looking, name, terminal
