@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -88,6 +89,24 @@ def test_what_finished_programs_left_goes_first_then_what_was_found_then_what_wa
     write(index, "c", keys("c", 5, start=4), first=4)
     assert has(index, keys("a", 4)) == [True, True, True, False]
     prove_disk(index)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_what_is_said_to_outlast_others_does(is_used: bool) -> None:
+    index = disk(12)
+    write(index, "a", keys("a", 3))
+    write(index, "b", keys("b", 4))
+    assert index.outlasts("a", 5), "there is room"
+    if is_used:
+        index.shelves.use("a", index.find(keys("a", 3)))
+    num = next(num for num in range(20) if not index.outlasts("a", num)) - 1
+    assert num == (9 if is_used else 5)
+    write(index, "c", keys("c", num))
+    assert has(index, keys("a", 3)) == [True] * 3
+    write(index, "d", keys("d", 1))
+    assert has(index, keys("a", 3)) == [True, True, False]
+    assert not index.outlasts("a", 1)
+    assert not index.outlasts("nobody", 1)
 
 
 def test_a_turn_takes_nothing_from_a_chain_that_it_does_not_continue() -> None:

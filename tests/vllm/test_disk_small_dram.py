@@ -250,6 +250,24 @@ def test_what_a_turn_in_line_was_read_stays_in_dram_until_it_is_loaded(is_waitin
     assert disk.stays("any", -0.5e-3, tail, 10), "it is needed before it would be back"
 
 
+@pytest.mark.parametrize(("disk_slots", "stays"), [(30, True), (100, False)])
+def test_what_a_disk_would_lose_before_it_is_wanted_stays_in_dram(
+    disk_slots: int, stays: bool
+) -> None:
+    """Where the disk is about as large as DRAM, what it takes in meanwhile displaces there what
+    DRAM gave up because the disk had it: then it is nowhere, and the disk made it worse."""
+    engine = on_disk(num_slots=40, disk_slots=disk_slots)
+    for number in range(3):
+        run_turn(engine, f"a{number}", 200, seed=number, program=f"p{number}")
+        park(engine)
+    come_to_rest(engine)
+    disk = engine.connector.side.tier.below
+    tail = np.arange(10)
+    disk.marks.is_saved[tail] = True
+    assert disk.stays("p2", -1e6, tail, 10) is stays
+    assert disk.stays("nobody's", -1e6, tail, 10) is stays
+
+
 @pytest.mark.parametrize(("read", "passes"), [(0.1599, True), (0.1601, False)])
 def test_what_is_worth_less_passes_through_dram_if_a_read_costs_less_than_a_prefill(
     read: float, passes: bool

@@ -196,7 +196,8 @@ class Below(Protocol):
 
     def stays(self, program: str, worth: float, tail: Numbers, num: int) -> bool:
         """Whether this `tail` of a chain, which would free `num` slots, stays in DRAM although
-        `takes_all` says so: none of it is kept below, or it is needed sooner than it would come up.
+        `takes_all` says so: none of it is kept below, or not for long, or it is needed sooner than
+        it would come up.
         """
         return True
 

@@ -126,10 +126,14 @@ class Disk:
         return not costs.knows_prefill or read_s < prefill_s
 
     def stays(self, program: str, worth: float, tail: Numbers, num: int) -> bool:
-        """They are needed at once if a turn of the program waits."""
-        if not self.marks.is_saved[tail].any():
+        """They are needed at once if a turn of the program waits. A disk that takes in what DRAM
+        holds may lose them before they are needed: then they would be nowhere."""
+        if not self.marks.is_saved[tail].any() or self._has_waiting(program):
             return True
-        return self._has_waiting(program) or -worth < self._plan.costs.read_s(num)
+        is_soon = -worth < self._plan.costs.read_s(num)
+        return is_soon or not self.index.outlasts(
+            program, self._dram.num_slots // self._plan.slot_blocks
+        )
 
     # --- what DRAM has and does -------------------------------------------------------
     def stored(self, program: str) -> None:

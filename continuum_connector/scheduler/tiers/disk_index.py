@@ -93,6 +93,10 @@ class DiskIndex:
         numbers[self._states[numbers] != _State.READY] = -1
         return numbers
 
+    def outlasts(self, program: str, num_slots: int) -> bool:
+        """Whether what the program used last is still there when so many slots more are taken."""
+        return max(self.num_free, self.shelves.num_before(program)) >= num_slots
+
     def demote(self, program: str, keys: Sequence[Key | None]) -> None:
         """The program is done with these: what no other uses leaves first."""
         found = (self._numbers.get(key) for key in keys if key is not None)
@@ -289,6 +293,7 @@ class Shelf:
     number: int
     program: str
     slots: Numbers = field(default_factory=lambda: _NOTHING)
+    num_taken: int = 0  # slots that live programs had ever taken when this was last used
 
 
 class Claims:
@@ -366,6 +371,7 @@ class Shelves:
         self._shelf_of = np.empty(0, np.int64)  # of each slot, or _NOBODY
         self.claims = Claims()
         self._numbers = itertools.count(_NOBODY + 1)
+        self._num_taken = 0  # slots, ever
         self._begin()
 
     def grow(self, num_slots: int) -> None:
@@ -432,6 +438,14 @@ class Shelves:
         self.claims.left(numbers)
 
     # --- which slots leave -------------------------------------------------------------
+    def num_before(self, program: str) -> int:
+        """How many slots are taken, at least, before what the program used last leaves for room. A
+        slot that was taken again since counts twice."""
+        shelf = self._last.get(program)
+        if shelf is None:
+            return 0
+        return len(self._shelf_of) - (self._num_taken - shelf.num_taken) - len(shelf.slots)
+
     def to_leave(self) -> Iterator[Shelf]:
         """All shelves, the first to leave first; those that were emptied are dropped on the way."""
         for shelf in self._all():
@@ -452,6 +466,8 @@ class Shelves:
         self._last[shelf.program] = shelf
         self._live[shelf.number] = shelf
         self._live.move_to_end(shelf.number)
+        self._num_taken += len(numbers)
+        shelf.num_taken = self._num_taken
         self._stand(shelf, numbers)
 
     def _stand(self, shelf: Shelf, numbers: Numbers) -> None:
