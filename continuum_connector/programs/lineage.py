@@ -116,7 +116,7 @@ class LineageIndex:
         `block_hashes` cover prompt and output. The first `num_prompt_blocks` of them are the full
         blocks of the prompt alone; `num_prompt_tokens` also counts what is in its last block.
         `prompt`, `answer`: their tokens, if they are known. Replaces what the turn continues. Costs
-        a few dictionary operations and a search of LOOK tokens, whatever the length.
+        a few dictionary operations, and a first turn a search of LOOK tokens, whatever the length.
         """
         known = self._known.get(program, _Known())
         last = self._last_known(program, block_hashes)
@@ -146,8 +146,8 @@ class LineageIndex:
             per_block = num_prompt_tokens // prompt_end if prompt_end else 0
             num_answer_tokens = per_block * (num_blocks - prompt_end)
             first = (own, block_hashes[own]) if own < num_blocks else None
-            # What may be anybody's: a first prompt, of a later one what comes before its own text.
-            pieces = pieces_of(answer, prompt if last is None else prompt[: per_block * own])
+            # Only a first prompt is known by blocks that examples of answers may follow.
+            pieces = pieces_of(answer, prompt if last is None else ())
             self._known[program] = _Known(first, known.parted, pieces, num_answer_tokens)
         while len(self._ends) > self._max_ends:
             oldest = next(iter(self._ends))
