@@ -275,3 +275,30 @@ def test_a_word_of_a_megabyte_is_not_slow(text: str) -> None:
     with contextlib.suppress(NoServerError):
         assert one(f"vllm serve m {text.format('a' * (1 << 20))}").words[0] == "m"
     assert time.process_time() - began < 20, "it took two minutes"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a='vllm serve '\n" + "a=a+a\n" * 25,
+        "a=['vllm', 'serve']\n" + "a+=a\n" * 25,
+        "a=['vllm', 'serve']\n" + "a=[*a,*a]\n" * 25,
+        "a='vllm serve '\n" + "a=f'{a}{a}'\n" * 25,
+    ],
+)
+def test_a_program_that_doubles_what_it_has_takes_no_more_than_a_file_may(text: str) -> None:
+    commands, _ = paste._of_python(text)
+    assert sum(len(word) for words in commands for word in words) < 4 * paste.MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a='vllm serve '\n" + 'a="$a$a"\n' * 25,
+        "a=(vllm serve)\n" + 'a=("${a[@]}" "${a[@]}")\n' * 25,
+        "a=vllm\n" + "a+=$a\n" * 25,
+    ],
+)
+def test_a_script_that_doubles_what_it_has_takes_no_more_than_a_file_may(text: str) -> None:
+    script = paste.read_script(text)
+    assert len(script.known["a"]) < 4 * paste.MAX_BYTES

@@ -623,12 +623,14 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 @dataclass
 class Script:
     """`commands`: each with the words of one. `known`: variables that the text sets, for more than
-    one command; `assigned`: names of all that it ever sets; `depth`: of branches around a line."""
+    one command; `assigned`: names of all that it ever sets; `depth`: of branches around a line;
+    `num_left`: characters that variables may still stand for, as a text may double itself."""
 
     commands: list[list[str]] = field(default_factory=list)
     known: dict[str, str] = field(default_factory=dict)
     assigned: set[str] = field(default_factory=set)
     depth: int = 0
+    num_left: int = MAX_BYTES
 
 
 def read_script(text: str, environ: Mapping[str, str] | None = None) -> Script:
@@ -702,6 +704,8 @@ def _split(text: str, script: Script) -> Iterator[list[str]]:
             piece = _mark(piece, None)
         elif kind == "filled":
             piece = _filled(token, script.known)
+            script.num_left -= len(piece)
+            piece = piece if script.num_left > 0 else _mark(token[0], None)
             if not is_quoted:
                 piece = _BLANK.sub(lambda found: found[1] or SPLIT, piece)
         word = (word or "") + piece
@@ -781,6 +785,7 @@ class _Program(ast.NodeVisitor):
     def __init__(self) -> None:
         self.known: dict[str, _Value] = {}
         self.values: list[_Value] = []
+        self._num_left = MAX_BYTES  # characters that names may still stand for
 
     def visit(self, node: ast.AST) -> None:
         match node:
@@ -811,7 +816,9 @@ class _Program(ast.NodeVisitor):
             case ast.Constant(value):
                 return str(value)
             case ast.Name(name):
-                return self.known.get(name)
+                found = self.known.get(name)
+                self._num_left -= len("".join(found or ()))
+                return found if self._num_left > 0 else None
             case ast.List(parts) | ast.Tuple(parts):
                 return [word for each in parts for word in self._in_list(each)]
             case ast.JoinedStr(parts):
