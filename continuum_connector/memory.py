@@ -111,7 +111,7 @@ def _snapshots(mount: Path, path: str, files: _Files) -> Iterator[Headroom]:
     for depth in range(len(parts), -1, -1):
         folder = mount.joinpath(*parts[:depth])
         numbers = [read_number(folder / file) for file in limit_files]
-        limits = [number for number in numbers if number is not None]  # "max" sets no limit
+        limits = [n for n in numbers if n is not None and n >= 0]  # "max" and -1 set no limit
         usage = read_number(folder / usage_file)
         if limits and usage is not None:
             stat = read_keys(folder / "memory.stat")

@@ -45,6 +45,7 @@ LIMIT = "sys__fs__cgroup__memory__box__memory_dot_limit_in_bytes"
         ((1000, 900), {**V2, MAX: f"{43 * GIB}"}, {}, 50, False, 20, "that the memory cgroup can"),
         ((1000, 900), {**V2, MAX: f"{43 * GIB}"}, POD, 50, False, 20, "half of the 40.0 GiB that"),
         ((1000, 900), {**V2, MAX: "max", HIGH: f"{23 * GIB}"}, {}, 50, False, 10, "memory cgroup"),
+        ((1000, 900), {**V2, MAX: "-1", HIGH: f"{23 * GIB}"}, {}, 50, False, 10, "memory cgroup"),
         (
             (1000, 900),
             {**V1, LIMIT: f"{43 * GIB}"},
