@@ -86,6 +86,13 @@ MUTANTS = (
         "tests/unit/test_room.py",
     ),
     Mutant(
+        "disk: DRAM gives up first what a small disk loses before it is wanted",
+        "scheduler/tiers/disk.py",
+        "        return not self.index.outlasts(",
+        "        return self.index.num_slots < 0 and not self.index.outlasts(",
+        "tests/vllm/test_disk_small_dram.py",
+    ),
+    Mutant(
         "disk: who is done takes what others share",
         "scheduler/tiers/disk_index.py",
         "        numbers = numbers[self.claims.num_of[numbers] == 0]\n",

@@ -130,10 +130,9 @@ class Disk:
         holds may lose them before they are needed: then they would be nowhere."""
         if not self.marks.is_saved[tail].any() or self._has_waiting(program):
             return True
-        is_soon = -worth < self._plan.costs.read_s(num)
-        return is_soon or not self.index.outlasts(
-            program, self._dram.num_slots // self._plan.slot_blocks
-        )
+        if -worth < self._plan.costs.read_s(num):
+            return True
+        return not self.index.outlasts(program, self._dram.num_slots // self._plan.slot_blocks)
 
     # --- what DRAM has and does -------------------------------------------------------
     def stored(self, program: str) -> None:
